@@ -5,7 +5,7 @@ Either only the data knows what is visible, or one range lies around what is vis
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,23 @@ from flashgen.symbolic.printer.code import Code, gathered_by, read_by
 from flashgen.symbolic.tile_answers import TILE, OfTile, left_to_data, tile_answers
 from flashgen.symbolic.trace import POSITIONS, Predicate
 from flashgen.symbolic.varies_over import Axes
-from flashgen.symbols import GROUP, KV_FIRST, KV_HEADS, KV_LAST, B, FloorDiv, H, Load
+from flashgen.symbols import (
+    GROUP,
+    KV_FIRST,
+    KV_HEADS,
+    KV_IDX,
+    KV_LAST,
+    Q_IDX,
+    B,
+    FloorDiv,
+    FloorMod,
+    H,
+    Load,
+)
+
+#: The number of a tile of keys: where a table has a column for each block of keys, a row of it is
+#: one run of memory, and Triton has to be told.
+_KV_TILE = sympy.Symbol("kv_tile", integer=True)
 
 #: The head of keys, as the kernel calls it.
 _KV_HEAD = sympy.Symbol("kv_head", integer=True)
@@ -37,13 +53,21 @@ MOST_PARTS = 6
 #: of a tile with rows of eight heads. Of more queries hardly a block would be hidden.
 ROWS_OF_A_LIST = 16
 
+#: Comparisons of an order.
+_ORDERS = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
+
 #: The texts of positions: of all rows of a tile; of those beside each tile of keys; of all keys of
 #: each tile; of some elements of each tile; and of the elements of one tile.
 _ROWS = {"q_idx": "q_rows"}
-_ROWS_BY_TILE = {"q_idx": "q_rows[:, None]", "kv_first": "kv_first[None, :]"}
+_ROWS_BY_TILE = {
+    "q_idx": "q_rows[:, None]", "kv_first": "kv_first[None, :]", "kv_tile": "kv_tile[None, :]",
+}  # fmt: skip
 _KEYS = {"kv_idx": "kv_keys", "kv_first": "kv_first[:, None]"}
 _PROBES = {"q_idx": "q_probes", "kv_idx": "kv_probes"}
 _ELEMENTS = {"q_idx": "q_idx[:, None]", "kv_idx": "kv_idx[None, :]"}
+
+#: The positions of some rows and of the keys of several tiles have both axes already.
+_TOGETHER = {"q_idx": "q_idx", "kv_idx": "kv_idx"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +90,11 @@ class ReadOfTile:
     of_keys: bool
     is_condition: bool
 
+    @property
+    def by_number(self) -> bool:
+        """Whether a row has an element for each tile of keys, or for a block of them."""
+        return _ROWS_BY_TILE[_KV_TILE.name] in self.code.names
+
 
 @dataclass(frozen=True)
 class ClassifiedTiles:
@@ -86,11 +115,15 @@ class ClassifiedTiles:
         elements: the conditions of an element: they decide a tile that is left open; none
             where they would say little more, and tiles that are left open have both.
         probes: the same, of some elements of each tile: they close most tiles.
+        together: the same, of the elements of several tiles, where the mask reads a table of
+            queries and keys: a row of these tiles is one run of memory. Else none, and tiles are
+            looked at one after another. That which reads the table comes first.
         by_batch, by_head: whether tiles differ between batch entries, and heads.
         by_group: whether only between heads that share no keys: there is a list for each of these.
         asks: the variables that these four read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
+        beside_lines: whether what is left open is beside lines alone: see `_leave_lines`.
         reads_group: whether it reads how many heads share keys.
         parts_told: how many states of a tile's parts lists tell the Gluon forward kernel, or 0.
             Parts are tiles that are decided, at most `MOST_PARTS`, with two bits each: where all or
@@ -108,12 +141,14 @@ class ClassifiedTiles:
     no_less: tuple[Code, ...] | None
     elements: tuple[Code, ...]
     probes: tuple[Code, ...]
+    together: tuple[Code, ...]
     by_batch: bool
     by_head: bool
     by_group: bool
     asks: frozenset[str]
     names: frozenset[str]
     gathers: tuple[int, ...]
+    beside_lines: bool
     reads_group: bool
     parts_told: int = 0
 
@@ -159,6 +194,30 @@ class ClassifiedTiles:
         return bool(self.elements) and not (self.no_more is None and self.no_less is None)
 
     @property
+    def at_once(self) -> int:
+        """Tiles of a program, at most those of a word of bits.
+
+        Where elements decide many of them a program has fewer, as it decides one after another. A
+        table by row and tile has a whole word, which is one run of memory, if few are left open.
+        """
+        few = self.by_number and self.beside_lines and not self.together
+        return 8 if self.looks_at_elements and not few else 32
+
+    @property
+    def by_number(self) -> bool:
+        """Whether it reads a table with an element for each row and tile of keys."""
+        return any(read.by_number for read in self.reads)
+
+    @property
+    def seen_by_position(self) -> tuple[Code, ...]:
+        """Those of `seen` that nothing has to be read for, where that is a table by row and tile.
+
+        A program whose tiles they all hide reads none.
+        """
+        read = {end for x in self.reads for end in x.ends}
+        return tuple(x for x in self.seen if self.by_number and not x.names & read)
+
+    @property
     def warps(self) -> int:
         """Warps of a program of `_classify_tiles`.
 
@@ -167,12 +226,14 @@ class ClassifiedTiles:
         or elements, where these decide every tile.
         """
         if self.looks_at_elements:
-            return 1 if self.decides else 4
+            return 1 if self.decides and not self.together else 4
         return 8 if self.reads and self.rows == self.tile else 1
 
     @property
     def rows_at_once(self) -> int:
         """Rows of the elements that it looks at together, for registers: a warp has fewer."""
+        if self.together:
+            return 16
         return 8 if self.warps == 1 else min(self.rows, 32)
 
     @property
@@ -239,14 +300,15 @@ def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
         predicate = replace(predicate, expr=shared)
     answers = tile_answers(predicate)
     nonnegative = [p.name for p in predicate.params if isinstance(p, Int) and p.min >= 0]
+    nonnegative.append(_KV_TILE.name)
     of_keys = [end.name for x in answers.reads if x.over == Axes.COLUMN for end in x.ends]
     by_tile = [end.name for x in answers.reads if _is_by_tile(x) for end in x.ends]
-    vectors = [KV_FIRST.name, KV_LAST.name, *of_keys, *by_tile]
+    vectors = [KV_FIRST.name, KV_LAST.name, _KV_TILE.name, *of_keys, *by_tile]
 
     def code(expr: object, names: Mapping[str, str] | None = None) -> Code:
         return triton_code(expr, {**KERNEL_NAMES, **(names or {})}, nonnegative, vectors)
 
-    reads = tuple(_read(x, code(x.expr, _texts(x))) for x in answers.reads)
+    reads = tuple(_read(x, code(_by_number(x), _texts(x))) for x in answers.reads)
     asked = (answers.seen, answers.full, ~answers.shown, answers.whole)
     if _lists_of_tiles(predicate):
         asked = (*asked[:2], sympy.false, sympy.false)
@@ -254,6 +316,8 @@ def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
     parts = () if _lists_of_tiles(predicate) else conditions(predicate.expr)
     elements = tuple(code(part, _ELEMENTS) for part in parts)
     probes = tuple(code(part, _PROBES) for part in parts)
+    tables = [part for part in parts if any(map(_is_row_of_keys, part.atoms(Load)))]
+    together = (*tables, *(part for part in parts if part not in tables)) if tables else ()
     symbols = predicate.expr.free_symbols
     return ClassifiedTiles(
         said=said,
@@ -267,12 +331,14 @@ def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
         no_less=None if asked[3] == False else no_less,  # noqa: E712
         elements=elements,
         probes=probes,
+        together=tuple(code(part, _TOGETHER) for part in together),
         by_batch=B in symbols,
         by_head=by_group or H in symbols,
         by_group=by_group,
         asks=read_by((*seen, *full, *no_more, *no_less)),
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
+        beside_lines=_leave_lines(parts),
         reads_group=KV_HEADS in symbols,
     )
 
@@ -312,6 +378,36 @@ def _last_alone(load: Load) -> bool:
     """Whether a position is the last index, and in no other: what ``sorted`` is about."""
     *lead, last = load.args[1:]
     return last in POSITIONS and not any(POSITIONS & index.free_symbols for index in lead)
+
+
+def _is_row_of_keys(load: Load) -> bool:
+    """Whether a query has one element for each key: a row of a table, or a column of one."""
+    indices = load.args[1:]
+    return KV_IDX in indices and any(Q_IDX in index.free_symbols for index in indices)
+
+
+def _by_number(read: OfTile) -> Any:
+    """What a read computes; of rows beside each tile of keys, by the number of this tile."""
+    if not _is_by_tile(read):
+        return read.expr
+    blocks = (x for x in read.expr.atoms(FloorDiv) if x.args[0] == KV_FIRST)
+    return read.expr.xreplace({x: FloorDiv(_KV_TILE, x.args[1] / TILE) for x in blocks})
+
+
+def _leave_lines(parts: Iterable[Any]) -> bool:
+    """Whether conditions are about rows and tiles, or about the order of positions.
+
+    What extremes leave open then lies beside a few lines: some tiles of keys of a tile of queries.
+    """
+    others = (part for part in parts if not _is_of_tiles(part))
+    return all(isinstance(x, _ORDERS) and not x.has(Load, FloorDiv, FloorMod) for x in others)
+
+
+def _is_of_tiles(part: Any) -> bool:
+    """Whether a condition is the same for all keys of a tile."""
+    blocks = (x for x in part.atoms(FloorDiv) if x.args[0] == KV_IDX)
+    same = {x: KV_FIRST for x in blocks if x.args[1].is_Integer and x.args[1] % TILE == 0}
+    return KV_IDX not in part.xreplace(same).free_symbols
 
 
 def _is_by_tile(read: OfTile) -> bool:

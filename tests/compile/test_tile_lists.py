@@ -82,10 +82,8 @@ CONSTANTS = {
 }  # fmt: skip
 
 
-@AS_PTXAS_12_8_DOES
-@pytest.mark.parametrize("function", CONSTANTS)
-@pytest.mark.parametrize("name", ["islands", "gate", "heat"])
-def test_what_decides_tiles_becomes_machine_code(name: str, function: str) -> None:
+def _deciding(name: str, function: str, *, aligned: bool = False) -> tuple[ASTSource, int]:
+    """A kernel that decides or lists tiles, and its warps; tensors with aligned rows or any."""
     plan = lower(AttentionSpec(128, "bfloat16", mask=data_mask(name)), name)
     kernel = getattr(rendered_module(plan.spec), function)
     read = plan.listing_arguments
@@ -103,8 +101,37 @@ def test_what_decides_tiles_becomes_machine_code(name: str, function: str) -> No
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names
     }
-    source = ASTSource(kernel, signature, constexprs=constants)
+    of_tensors = tuple(f"{x.name}_" for x in read.tensors)
+    attrs = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(kernel.arg_names)
+        if aligned and name.startswith(of_tensors) and name not in constants
+    }
+    return ASTSource(kernel, signature, constexprs=constants, attrs=attrs), warps
+
+
+@AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize("function", CONSTANTS)
+@pytest.mark.parametrize("name", ["islands", "gate", "heat", "dense"])
+def test_what_decides_tiles_becomes_machine_code(name: str, function: str) -> None:
+    source, warps = _deciding(name, function)
     for target in DEFAULT_TARGETS:
         found = report_of(source, target, {"num_warps": warps})
         assert found.shared <= 2048, target  # what sums pass on
     assert report_of(source, "sm_90", {"num_warps": warps}).spilled == 0
+
+
+#: The elements of a table that a thread reads: 16 rows of 8 tiles by 128 threads, or 64 rows and 32
+#: tiles by 32; of the latter also 16 of each tile, one by one. Then how many it loads at once.
+LOADED = {"dense": (64, 0, 16), "gate": (64, 32, 4)}
+
+
+@AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize("name", LOADED)
+def test_rows_of_a_table_are_loaded_several_elements_at_a_time(name: str) -> None:
+    """Where its address and rows are multiples of 16 bytes, which Triton looks at in each call."""
+    elements, alone, at_once = LOADED[name]
+    for aligned in (True, False):
+        source, warps = _deciding(name, "_classify_tiles", aligned=aligned)
+        loads = report_of(source, "sm_90", {"num_warps": warps}).opcodes["LDG"]
+        assert loads == (elements // at_once if aligned else elements) + alone

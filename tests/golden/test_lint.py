@@ -39,6 +39,7 @@ RUNS, A_RUN = 8, 8
 LENS = Tensor("lens", ("batch",), "int32")
 SHIFT = Tensor("shift", ("batch", "num_q_heads", "kv_len"))
 NEAR = Tensor("near", ("num_q_heads", "q_len", "kv_len"))
+GATE = Tensor("gate", ("num_q_heads", "q_len", None), "bool")
 SINKS = Tensor("sinks", ("num_q_heads",))
 FORMS = ("dense", "varlen")
 
@@ -65,6 +66,12 @@ PACKED = (
     AttentionSpec(
         64, mask=causal(), score=alibi(SINKS), normaliser=softmax(sink=SINKS), forms=FORMS
     ),
+)
+
+#: Tiles that kernels decide: by a table of queries and keys, by one of queries and blocks.
+DECIDED = (
+    AttentionSpec(64, mask=lambda b, h, q, kv: NEAR[h, q, kv] > 0.5),
+    AttentionSpec(64, mask=causal() & (lambda b, h, q, kv: GATE[h, q, kv // 64])),
 )
 
 _MESH = ("dense", "mesh")
@@ -131,6 +138,14 @@ LINEAR = (
 def test_modules_for_parts_of_a_whole_are_too(tmp_path: Path) -> None:
     for number, spec in enumerate(MESHED):
         plan = lower(spec, f"part_{number}")
+        text = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
+        (tmp_path / f"{plan.name}.py").write_text(text)
+    _hold(tmp_path)
+
+
+def test_modules_that_decide_tiles_are_too(tmp_path: Path) -> None:
+    for number, spec in enumerate(DECIDED):
+        plan = lower(spec, f"decided_{number}")
         text = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
         (tmp_path / f"{plan.name}.py").write_text(text)
     _hold(tmp_path)

@@ -33,9 +33,9 @@ _ISLANDS = Mask(
 
 # Between them these print every line of every template: one run of keys and several in any order,
 # heads of one segment and of several, narrow ones and others, a mask that differs between heads and
-# batch entries, block tables, lists of blocks, documents, scores and sinks, tensors that learn by
-# query, key and distance, the parameters of each kind and a constant; and the backward passes that
-# are split.
+# batch entries, block tables, tables by query and key, lists of blocks, documents, scores and
+# sinks, tensors that learn by query, key and distance, the parameters of each kind and a constant;
+# and the backward passes that are split.
 _PROBE = Int("probe")
 _DEGREES = Float("probe", 1.0, above=0)
 _TABLE = Tensor("probe", ("num_q_heads",), "bfloat16")
@@ -87,6 +87,8 @@ EVERYTHING = (
     AttentionSpec(96, mask=causal() & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))),
     AttentionSpec((192, 96), mask=causal() & (lambda b, h, q, kv: (kv < _PROBE) & (q < _PROBE))),
     AttentionSpec(128, mask=_ISLANDS),
+    AttentionSpec(128, mask=lambda b, h, q, kv: _BLOCKS[b, h, q, kv] & (kv <= q)),
+    AttentionSpec(128, mask=lambda b, h, q, kv: _BLOCKS[b, h, q, kv // 64] & (kv <= q)),
     AttentionSpec(128, mask=chosen_blocks(_LISTS) & causal()),
     AttentionSpec(64, mask=chosen_blocks(_LISTS_OF_EACH, _COUNTS, block=32, query_block=1)),
 )

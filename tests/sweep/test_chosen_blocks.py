@@ -85,7 +85,7 @@ SLIPS = {
     "counts_do_not_count": ("counted", "where(inside, ", "where(inside | True, "),
     "no_block_is_the_first": ("blocks", _UNSIGNED, "index.long().clamp(min=0)"),
     "causal_is_not_asked": ("blocks", "full &= q_first >= kv_last", "full &= q_last >= kv_first"),
-    "the_list_of_another_query": ("each", "q_rows[:, None], kv_first", "q_last, kv_first"),
+    "the_list_of_another_query": ("each", "q_rows[:, None], kv_tile", "q_last, kv_tile"),
     "queries_are_missing": ("each", "tl.static_range(PARTS)", "tl.static_range(1)"),
     "lists_of_the_first_heads": ("blocks", "num_kv_heads + head //", "num_kv_heads + 0 * head //"),
     "one_block_of_a_tile": (

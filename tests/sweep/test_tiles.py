@@ -117,10 +117,10 @@ DECIDED_WRONGLY = {
         "kv_last = tl.minimum(kv_first + TILE, kv_len) - 1",
         "kv_last = kv_first - 1",
     ),
-    "no_open_tile": ("dense", "if open_bits != 0:", "if open_bits == -7:"),
-    "one_open_tile": ("dense", "tl.range(0, 32):", "tl.range(0, 1):"),
-    "another_tile": ("dense", "start_n = (word * 32 + i) * TILE", "start_n = word * 32 * TILE"),
-    "full_if_nearly": ("dense", "count == TILE * TILE", "count > TILE"),
+    "no_open_tile": ("islands", "(open_bits >> i) & 1 != 0:", "(open_bits >> i) & 1 == -7:"),
+    "one_open_tile": ("islands", "tl.range(0, 8):", "tl.range(0, 1):"),
+    "another_tile": ("islands", "start_n = (first_tile + i) * TILE", "start_n = first_tile * TILE"),
+    "full_if_nearly": ("heat", "count == TILE * TILE", "count > TILE"),
     "another_head": ("gate", "head = pid // num_words // num_tiles_m", "head = 0"),
     "another_batch_entry": ("padding", "batch = pid // num_words // num_tiles_m", "batch = 0"),
     "the_rows_of_another": ("gate", "tile_m = pid // num_words % num_tiles_m", "tile_m = 0"),
@@ -140,7 +140,8 @@ LISTED_WRONGLY = {
 
 def _edited(name: str, old: str, new: str) -> ModuleType:
     def edit(source: str) -> str:
-        assert source.count(old) == 1, source.count(old)
+        if source.count(old) != 1:
+            raise ValueError(f"{source.count(old)} times in the kernels: {old}")
         return source.replace(old, new).replace("CHUNK=128", "CHUNK=4")
 
     return rendered_module(_spec(name), edit_source=edit)
