@@ -7,7 +7,7 @@ from itertools import product
 
 from flashgen.budget.matrix_units import WARP_GROUP, WARP_GROUP_ROWS
 from flashgen.budget.targets import get_target
-from flashgen.config import KernelConfig
+from flashgen.config import HOPPER, KernelConfig
 from flashgen.kernels.base import Space
 from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.plan import KernelPlan
@@ -101,4 +101,4 @@ def _has_further(plan: KernelPlan, target: str) -> bool:
     linear = LinearPlan(plan)
     by_states = linear.causal and not (linear.decayed or linear.vector)
     dense = not plan.spec.has_form("varlen")  # whose functions need a little more
-    return by_states and dense and plan.itemsize == 2 and get_target(target).family == "hopper"
+    return by_states and dense and plan.itemsize == 2 and target == HOPPER
