@@ -43,6 +43,7 @@ def of_features(number: int) -> Tensor:
 SPECS = {
     "elu_d128": AttentionSpec(128, mask=causal(), normaliser=linear(elu_plus_one())),
     "plain_d128": AttentionSpec(128, mask=causal(), normaliser=linear(identity(), normalise=False)),
+    "elu_d64": AttentionSpec(64, mask=causal(), normaliser=linear(elu_plus_one())),
     "full_d64": AttentionSpec(64, mask=full(), normaliser=linear(elu_plus_one())),
     "unequal": AttentionSpec((40, 24), mask=causal(), normaliser=linear(relu())),
     "favor_d128": AttentionSpec(128, mask=causal(), normaliser=linear(favor(256))),
@@ -132,14 +133,31 @@ def test_what_ships_needs_no_more_than_predicted(name: str, target: str) -> None
     "name",
     ["elu_d128", "plain_d128", "favor_d128", "favor_d64", "features_d128", "features_elu_d128"],
 )
-def test_tiles_of_64_rows_need_exactly_what_is_predicted(name: str) -> None:
+def test_tiles_of_64_rows_and_more_need_exactly_what_is_predicted(name: str) -> None:
     plan = PLANS[name]
     for gradients in (False, True):
         for config in linear_space(plan, "sm_90", gradients=gradients).candidates:
-            if config.BLOCK_M == 64 and config.num_stages > 1:
+            if config.BLOCK_M >= 64 and config.num_stages > 1:
                 predicted = linear_usage(plan, config, get_target("sm_90"), gradients=gradients)
                 needed = linear_bytes(plan, config, "sm_90", gradients=gradients, tma=True)
                 assert max(needed.values()) == predicted.total, (config, needed)
+
+
+@pytest.mark.parametrize("name", ["elu_d128", "elu_d64", "unequal"])
+def test_what_is_tried_besides_comes_last_and_needs_what_is_predicted(name: str) -> None:
+    """Long chunks, and half the warps: in front they would ship where nothing was measured."""
+    plan = PLANS[name]
+    space = linear_space(plan, "sm_90", gradients=False)
+    order = rank_linear(plan, "sm_90", space.candidates, gradients=False)
+    assert all(config.BLOCK_M <= 64 for config in order[:9])
+    assert len({config.num_warps for config in order[:9]}) == 1
+    besides = {(config.BLOCK_M, config.num_warps) for config in order[9:]}
+    assert besides == {"elu_d128": {(128, 8), (64, 4)}}.get(name, {(128, 4)})
+    for config in order[9:]:
+        predicted = linear_usage(plan, config, get_target("sm_90"), gradients=False)
+        needed = max(linear_bytes(plan, config, "sm_90", gradients=False, tma=True).values())
+        assert needed == predicted.total if name != "unequal" else needed <= predicted.total
+    assert not any(x.BLOCK_M > 64 for x in linear_space(plan, "sm_90", gradients=True).candidates)
 
 
 @AS_PTXAS_12_8_DOES

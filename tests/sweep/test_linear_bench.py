@@ -113,6 +113,15 @@ def test_right_passes_pass(name: str) -> None:
         bench.check(CONFIG)
 
 
+def test_long_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 128 rows, which are measured alone: a kernel that forgets the state between is wrong."""
+    monkeypatch.setattr(linear_bench, "usual_lengths", lambda plan: (300,))
+    monkeypatch.setattr(workload, "TOKENS", 300)
+    monkeypatch.setattr(workload, "MODEL_WIDTH", 16)
+    bench, _ = benches(SPECS["elu"], "elu")
+    bench.check(KernelConfig(128, 128, 4, 2))
+
+
 @pytest.mark.parametrize(
     ("name", "at", "wrong"),
     [("token", None, "result"), ("elu", 0, "gradient of q"), ("token", 3, "gradient of decays")],

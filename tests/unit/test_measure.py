@@ -11,6 +11,7 @@ from flashgen import AttentionSpec, causal, elu_plus_one, linear
 from flashgen.config import KernelConfig
 from flashgen.errors import TuneError
 from flashgen.kernels.registry import kernels_of, keys
+from flashgen.kernels.workload import usual_heads
 from flashgen.plan import lower
 from flashgen.tuning import measure as tuning
 from flashgen.tuning.forward_bench import load_rendered
@@ -161,6 +162,17 @@ def test_who_measures_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     before = forward, FAST
     made = ("backward", plan, "sm_90", gradients, before)
     assert tuning._bench(plan, "sm_90", (FAST,), gradients, before) == made
+
+
+@pytest.mark.parametrize(
+    ("decay", "heads"), [(lambda h: 0.25 * h - 0.75, 4), ((-0.5, 0.0, -1.0), 3), (lambda h: -h, 32)]
+)
+def test_inputs_have_as_many_heads_as_there_are_decays_for(decay: object, heads: int) -> None:
+    """With 32 of them modules refuse the call, and every candidate of a build fails."""
+    for algorithm in (None, "quadratic"):
+        normaliser = linear(elu_plus_one(), decay=decay, algorithm=algorithm)
+        spec = AttentionSpec(64, mask=causal(), normaliser=normaliser)
+        assert usual_heads(lower(spec, "x")) == heads
 
 
 def test_the_kernels_have_digests_of_their_own() -> None:

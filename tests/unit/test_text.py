@@ -125,6 +125,7 @@ ON_OTHERS = {
     "tracing/torch_types.py": ({"lower", "removesuffix", "rpartition"}, "names of types"),
     "tracing/user_code.py": ({"startswith"}, "names of modules"),
     "tuning/device.py": ({"split"}, "names of architectures"),
+    "tuning/linear_bench.py": ({"inspect"}, "what a module's launchers take"),
     "tuning/store.py": ({"isdigit", "split"}, "versions; messages"),
     "validate.py": (
         {"isascii", "isidentifier", "keyword", "rpartition", "split", "startswith"},
