@@ -7,11 +7,12 @@ key, in two parts whose differences are exact: whole numbers, and what is left o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from flashgen.decays import Decay
-from flashgen.functions import exp, maximum, minimum, where
+from flashgen.functions import exp, exp2, maximum, minimum, where
 from flashgen.params import Tensor
 from flashgen.scores import Score
 from flashgen.symbols import GROUP, KV_LEN, FloorDiv
@@ -25,6 +26,8 @@ LEAST = -256
 
 #: Weights grow by no more than the exponential of it: what is hidden shall not overflow.
 GROWS = 60.0
+
+LOG2_E = math.log2(math.e)
 
 #: Arguments of the dense kernels: the sums up to each key in whole numbers, and what is left.
 OF_WHOLE, OF_REST = "decay_whole", "decay_rest"
@@ -40,7 +43,7 @@ def decayed(decay: Decay, align: str | None) -> Score:
     of_pair = _of_keys(align) if decay.tensor is not None else _of_heads(decay)
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score * exp(of_pair(b, h, q_idx, kv_idx))
+        return score * of_pair(b, h, q_idx, kv_idx)
 
     return Score(score_mod, f"decay={decay.label}", equal_lengths=True)
 
@@ -53,7 +56,7 @@ def _of_keys(align: str | None) -> Callable[..., Any]:
         at = minimum(q_idx, Expr(KV_LEN) - 1) if align == "top_left" else q_idx
         # None of the whole numbers is rounded; the maximum keeps sympy from mixing the summands.
         whole = maximum(wholes[b, h, at] - wholes[b, h, kv_idx], LEAST)
-        return minimum(whole + (rests[b, h, at] - rests[b, h, kv_idx]), GROWS)
+        return exp(minimum(whole + (rests[b, h, at] - rests[b, h, kv_idx]), GROWS))
 
     return of_pair
 
@@ -69,6 +72,7 @@ def _of_heads(decay: Decay) -> Callable[..., Any]:
 
     def of_pair(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         distance = maximum(q_idx - kv_idx, 0)
-        return maximum(number(Expr(FloorDiv(h.sym, GROUP))), FORGETS) * distance
+        # A power of 2 has one instruction; that of e scales its argument and result besides.
+        return exp2(maximum(number(Expr(FloorDiv(h.sym, GROUP))), FORGETS) * LOG2_E * distance)
 
     return of_pair

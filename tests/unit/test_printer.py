@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 
 from flashgen.symbolic import torch_source, triton_source
-from flashgen.symbolic.printer import plain_source
+from flashgen.symbolic.printer import plain_source, triton_code
+from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.varies_over import SCORES
 from flashgen.symbols import (
     KV_IDX,
@@ -201,6 +202,12 @@ def test_a_person_reads_mathematics() -> None:
         plain_source(max_of(0, RowMin(Load(DOC, Q_IDX))))
         == "max(0, min(doc[q_rows] over the rows))"
     )
+
+
+def test_gluon_kernels_take_powers_of_2() -> None:
+    """One instruction each; those of e need predicates."""
+    code = triton_code(sympy.exp(CAP - 1))
+    assert code.text(Gluon({})) == "gl.exp2((cap - 1) * 1.4426950408889634)"
 
 
 def test_the_extremes_over_a_tile_reduce_a_vector_of_its_rows() -> None:

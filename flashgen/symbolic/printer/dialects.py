@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -142,6 +143,15 @@ class Gluon(Triton):
 
     def __init__(self, floats: Mapping[Any, str]) -> None:
         self.floats = floats
+
+    def call(self, function: str, x: str, tensor: bool, approximate: bool) -> str:
+        """The same; ``exp`` as a power of 2, for which no predicate keeps subnormal results.
+
+        Predicates are few, and instructions of consumers wait for them one after another.
+        """
+        if function == "exp":
+            return called(self.exp2, f"{closed(x)} * {math.log2(math.e)}")
+        return super().call(function, x, tensor, approximate)
 
 
 TRITON = Triton()
