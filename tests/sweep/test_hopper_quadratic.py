@@ -76,7 +76,7 @@ DEFECTS = {
     "gradients of hidden keys": ('p = gl.where(scores == float("-inf"), 0.0, p)', "p = p",
                                  "window"),
     "infinite weights": ("scores = gl.maximum(scores, -3.0e38)", "scores = scores", "window"),
-    "gradients that are not divided": (" * inverse[None, :]", "", "window"),
+    "gradients that are not divided": ("grad_out * inverse[:, None]", "grad_out", "window"),
     "no scale of gradients by v": ("grad_v = grad_v * scale", "grad_v = grad_v", "aligned"),
 }  # fmt: skip
 

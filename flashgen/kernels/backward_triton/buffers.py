@@ -36,8 +36,7 @@ class BackwardLayout:
         tf32: operands are float32, which the unit reads as tf32.
         num_qk, num_v: segments of the head dimensions; the widths are symbols.
         sigmoid: weights are sigmoids of the scores.
-        divided: weights are divided by their sum: a query has an LSE, or a sum, beside its delta.
-        products: weights are products, and read what their row is divided by once more.
+        divided: weights are divided by their sum: a query has an LSE beside its delta.
         elements: the elements of tensors that the loop reads.
     """
 
@@ -50,7 +49,6 @@ class BackwardLayout:
     num_v: int
     sigmoid: bool
     divided: bool
-    products: bool
     elements: VisitedElements
 
 
@@ -78,8 +76,6 @@ class Tiles:
         self.visited_v = [visited * width * ITEMSIZE for width in self.v_widths]
         self.weights = BLOCK_M * BLOCK_N * ITEMSIZE
         statistics = (8 if layout.divided else 4) * BLOCK_M
-        if layout.products and layout.unit == "tcgen05" and layout.elements.ahead != 0:
-            statistics += 4 * BLOCK_M  # one is held for another stage
         self.statistics = statistics if of_keys else sympy.Integer(0)
         every = (*self.qk_widths, *self.v_widths)
         self.narrowest = sympy.Min(*every)

@@ -22,8 +22,6 @@ above the compiler's figure
   counted;
 - where listed tiles without a mask have a loop of their own, on wgmma and tcgen05: what the buffers
   of both loops leave unused depends on the order that they are placed in;
-- for products of features on tcgen05, where elements are copied ahead: a row's number is counted
-  for another stage;
 - where scores are of positions alone: tiles of q and k are counted that no product reads.
 """
 
@@ -70,8 +68,7 @@ def backward_usage(
         num_qk=len(plan.qk_segments),
         num_v=len(plan.v_segments),
         sigmoid=plan.normaliser == "sigmoid",
-        divided=plan.divides or plan.normaliser == "softmax",
-        products=plan.products,
+        divided=plan.normaliser == "softmax",
         elements=visited_elements(
             plan,
             kernel,

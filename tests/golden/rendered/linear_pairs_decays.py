@@ -438,6 +438,7 @@ def _backward_rows(
     grad_lse_ptr,
     rows_ptr,
     sums_ptr,
+    divided_ptr,
     stride_ob,
     stride_oh,
     stride_om,
@@ -453,8 +454,10 @@ def _backward_rows(
     """One program: what the gradients of the weights of ROWS queries of one head read.
 
     out (batch, num_q_heads, q_len, 64), lse and grad_lse (batch, num_q_heads, q_len) are
-    contiguous; lse holds sums of weights. rows_ptr gets (2, num_rows) float32, rows_len for each
-    head: inverses of the sums, 0 for a sum of 0, and delta = sum(out * grad_out) - lse * grad_lse.
+    contiguous; lse holds sums of weights. The second half of rows_ptr, (2, num_rows) float32, gets
+    delta = sum(out * divided) - grad_lse, rows_len for each head, and divided_ptr grad_out over the
+    sums, contiguous, which other kernels read in its place; 0 where a sum is 0. delta has what is
+    rounded, so that rounding cancels where values are alike.
     Rows from q_len on are padding, of zeros. Without HAS_GRAD_LSE grad_lse is 0, and grad_lse_ptr
     is not read.
 
@@ -472,10 +475,11 @@ def _backward_rows(
     rows = batch_head.to(tl.int64) * q_len + offs_m
     inside = offs_m < q_len
     lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
+    inverse = 1.0 / lse
     delta = tl.zeros([ROWS], tl.float32)
     if HAS_GRAD_LSE:
         grad_lse = tl.load(grad_lse_ptr + rows, mask=inside, other=0.0)
-        delta -= lse * grad_lse
+        delta -= grad_lse
     batch, head = batch_head // num_q_heads, batch_head % num_q_heads
     grad_out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
     offs_d = tl.arange(0, 64)
@@ -484,10 +488,11 @@ def _backward_rows(
     out = tl.load(out_ptr + places, mask=held, other=0.0).to(tl.float32)
     places = offs_m.to(tl.int64)[:, None] * stride_om + offs_d[None, :]
     grad_out = tl.load(grad_out_ptr + places, mask=held, other=0.0).to(tl.float32)
-    delta += tl.sum(out * grad_out, 1)
-    inverse = tl.where(lse == 0.0, 0.0, 1.0 / lse)
+    grad_out = tl.where(lse[:, None] == 0.0, 0.0, grad_out * inverse[:, None])
+    divided = grad_out.to(divided_ptr.dtype.element_ty)
+    tl.store(divided_ptr + rows[:, None] * 64 + offs_d[None, :], divided, mask=held)
+    delta += tl.sum(out * divided.to(tl.float32), 1)
     rows = batch_head.to(tl.int64) * rows_len + offs_m
-    tl.store(rows_ptr + rows, inverse, mask=offs_m < rows_len)
     tl.store(rows_ptr + num_rows + rows, delta, mask=offs_m < rows_len)
 
 
@@ -631,7 +636,6 @@ def _backward_of_keys(
             q_first = tile * BLOCK_M
             offs_m = q_first + tl.arange(0, BLOCK_M)
             q_idx = offs_m[None, :]
-            inverse = tl.load(lse_ptr + offs_m)
             delta = tl.load(delta_ptr + offs_m)
             q = _load_tile(q_head, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 64, USE_TMA)
             scores = tl.dot(k, q.T)
@@ -661,13 +665,13 @@ def _backward_of_keys(
                 seen = scores
             scores = tl.where(masked, seen, scores)
             shown = scores != float("-inf")
-            p = tl.where(shown, scores * inverse[None, :], 0.0)
+            p = tl.where(shown, scores, 0.0)
             grad_out = _load_tile(
                 grad_out_head, stride_om, batch, head, q_first, q_len, 0, BLOCK_M, 64, USE_TMA
             )
             grad_v = tl.dot(p.to(grad_out.dtype), grad_out, grad_v)
             dp = tl.dot(v, grad_out.T)
-            ds = tl.where(shown, (dp - delta[None, :]) * inverse[None, :], 0.0)
+            ds = tl.where(shown, dp - delta[None, :], 0.0)
             total_0 += tl.sum(tl.where(shown, ds * slope_of_total_0, 0.0), 1)
             ds = tl.where(shown, ds * slope, 0.0)
             grad_k = tl.dot(ds.to(q.dtype), q, grad_k)
@@ -807,7 +811,6 @@ def _backward_of_queries(
     # Rows are padded to whole tiles; padding sees no key.
     rows_len = tl.cdiv(q_len, 128) * 128
     rows_ptr += (batch * num_q_heads + head).to(tl.int64) * rows_len
-    inverse = tl.load(rows_ptr + offs_m)
     delta = tl.load(rows_ptr + num_rows + offs_m)
     grad_q = tl.zeros([BLOCK_M, 64], tl.float32)
     total_1 = tl.zeros([BLOCK_M], tl.float32)
@@ -847,7 +850,7 @@ def _backward_of_queries(
         shown = scores != float("-inf")
         v = _load_tile(v_src, stride_vn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 64, USE_TMA)
         dp = tl.dot(grad_out, v.T)
-        ds = tl.where(shown, (dp - delta[:, None]) * inverse[:, None], 0.0)
+        ds = tl.where(shown, dp - delta[:, None], 0.0)
         total_1 += tl.sum(tl.where(shown, ds * slope_of_total_1, 0.0), 1)
         ds = tl.where(shown, ds * slope, 0.0)
         grad_q = tl.dot(ds.to(k.dtype), k, grad_q)
@@ -1584,7 +1587,7 @@ def _launch(q, k, v, scale, left, decay_whole, decay_rest, config, key=None, kno
     return out, lse
 
 
-def _rows(out, lse, grad_out, grad_lse):
+def _rows(out, lse, grad_out, divided, grad_lse):
     """(2, batch, num_q_heads, rows_len): the result of `_backward_rows`, padded to whole tiles."""
     batch, num_q_heads, q_len, _ = out.shape
     rows_len = -(-q_len // 128) * 128  # triton.cdiv takes a microsecond
@@ -1598,6 +1601,7 @@ def _rows(out, lse, grad_out, grad_lse):
         grad_lse.contiguous(),
         rows,
         rows,
+        divided,
         *grad_out.stride()[:3],
         rows[0].numel(),
         num_q_heads,
@@ -1639,7 +1643,9 @@ def _backward_kernels(
     batch, num_q_heads, q_len, _ = q.shape
     num_kv_heads, kv_len = k.shape[1:3]
     grad_out = _addressed(grad_out)
-    rows = _rows(out, lse, grad_out, grad_lse)
+    divided = torch.empty_like(out, memory_format=torch.contiguous_format)
+    rows = _rows(out, lse, grad_out, divided, grad_lse)
+    grad_out = divided
     grad_q, grad_k, grad_v = (
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
     )
