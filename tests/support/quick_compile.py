@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from types import CodeType
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from support.source_lines import quick_inspect
 
 #: What stands between statements at the top of a module, as ruff formats it.
 _BETWEEN = "\n\n\n"
@@ -48,3 +52,19 @@ def _moved(code: CodeType, path: str, lines: int) -> CodeType:
     )
     first = code.co_firstlineno + lines
     return code.replace(co_filename=path, co_firstlineno=first, co_consts=constants)
+
+
+def quicken_imports() -> None:
+    """Does so with modules that flashgen builds for calls and imports itself, in this process."""
+    execute = SourceFileLoader.exec_module
+
+    def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
+        path = Path(self.path)
+        if path.parts[-3:-1] != ("flashgen", "modules"):
+            execute(self, module)
+            return
+        with quick_inspect(path, module.__name__):
+            for code in compiled(path.read_text(), self.path):
+                exec(code, vars(module))
+
+    SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import CodeType
 
 import pytest
@@ -45,3 +48,21 @@ def test_an_error_is_that_of_the_whole_module() -> None:
     with pytest.raises(SyntaxError) as error:
         compiled("x = 1\n\n\ny = (\n", "here.py")
     assert (error.value.filename, error.value.lineno) == ("here.py", 4)
+
+
+@pytest.mark.parametrize("folder", ["modules", "others"])
+def test_imports_of_the_cache_compile_no_whole_module(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others go Python's way, which keeps bytecode beside them."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "flashgen" / folder / "made.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("x = 2\n\n\ndef f():\n    return x\n")
+    spec = spec_from_file_location("made", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.f() == 2 and module.f.__code__.co_filename == str(path)
+    assert module.f.__code__.co_firstlineno == 4
+    assert (path.parent / "__pycache__").exists() == (folder == "others")
