@@ -34,6 +34,9 @@ environment() {
   # itself goes by OMP_NUM_THREADS.)
   in_parallel=(-n "$(env -u OMP_NUM_THREADS nproc)" --dist worksteal -q --durations=20)
   export OMP_NUM_THREADS=1
+  # What flashgen builds for calls of tests, it builds once for all of their sessions.
+  FLASHGEN_SHARED_TEST_CACHE=$(mktemp -d)
+  export FLASHGEN_SHARED_TEST_CACHE
   # Bytecode of the tests and of flashgen is kept for the many processes that import them.
   unset PYTHONDONTWRITEBYTECODE
 }
@@ -67,7 +70,7 @@ lint_types_and_modules() {
   tail -n 1 "$checked"
 }
 checked=$(mktemp)
-trap 'rm -f "$checked"' EXIT
+trap 'rm -rf "$checked" "${FLASHGEN_SHARED_TEST_CACHE:-}"' EXIT
 
 # The seconds of all steps.
 seconds_by_step() {

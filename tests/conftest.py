@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from browser.driver import why_no_browser
+from support.quick_compile import quicken_imports
 from support.quick_sympy import quicken_sympy
 from support.sessions import pytest_cmdline_main, pytest_ignore_collect
 from support.turns import FULL_VARIABLE
@@ -19,6 +20,7 @@ from support.turns import FULL_VARIABLE
 __all__ = ["pytest_cmdline_main", "pytest_ignore_collect"]
 
 quicken_sympy()
+quicken_imports()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

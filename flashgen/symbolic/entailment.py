@@ -40,22 +40,19 @@ def infeasible(system: Iterable[Affine], axioms: Axioms = quotient_axioms) -> bo
     It eliminates every term. Terms are numbered, because deriving bounds spends its time here.
     """
     numbers: dict[Any, int] = {}
-    rows: dict[_Row, int] = {}
+    rows: _Rows = {}
     for atom in with_axioms(system, axioms):
-        row = sorted((numbers.setdefault(term, len(numbers)), c) for term, c in atom.terms)
+        row = sorted([(numbers.setdefault(term, len(numbers)), c) for term, c in atom.terms])
         if not _keep(rows, tuple(row), atom.const):
             return True
-    while rows:
+    while rows := _bounded(rows):
         lower: dict[int, int] = {}
         upper: dict[int, int] = {}
         for terms in rows:
             for term, c in terms:
                 side = lower if c > 0 else upper
                 side[term] = side.get(term, 0) + 1
-        cheapest = min(
-            lower.keys() | upper.keys(),
-            key=lambda term: (lower.get(term, 0) * upper.get(term, 0), term),
-        )
+        _, cheapest = min([(count * upper[term], term) for term, count in lower.items()])
         remaining = _without(rows, cheapest)
         if remaining is None:
             return True
@@ -68,38 +65,65 @@ def infeasible(system: Iterable[Affine], axioms: Axioms = quotient_axioms) -> bo
 #: Factors by the number of their term, in ascending order.
 _Row = tuple[tuple[int, int], ...]
 
+#: row -> (constant, terms with a factor above 0, those with one below), the terms as bits.
+_Rows = dict[_Row, tuple[int, int, int]]
 
-def _without(rows: dict[_Row, int], term: int) -> dict[_Row, int] | None:
+
+def _bounded(rows: _Rows) -> _Rows:
+    """The rows without terms that have no lower bound, or no upper one: those say nothing."""
+    while True:
+        any_above = any_below = 0
+        for _, above, below in rows.values():
+            any_above |= above
+            any_below |= below
+        if not (unbounded := any_above ^ any_below):
+            return rows
+        rows = {row: x for row, x in rows.items() if not (x[1] | x[2]) & unbounded}
+
+
+def _without(rows: _Rows, term: int) -> _Rows | None:
     """The rows with a term eliminated; None if one of them is false."""
-    remaining: dict[_Row, int] = {}
+    remaining: _Rows = {}
     lower: list[tuple[int, dict[int, int], int]] = []
     upper: list[tuple[int, dict[int, int], int]] = []
-    for row, const in rows.items():
-        terms = dict(row)
-        c = terms.pop(term, 0)
-        if c:
+    bit = 1 << term
+    for row, known in rows.items():
+        const, above, below = known
+        if (above | below) & bit:
+            terms = dict(row)
+            c = terms.pop(term)
             (lower if c > 0 else upper).append((abs(c), terms, const))
         else:
-            remaining[row] = const
-    for a, below, const in lower:
-        for b, above, limit in upper:
-            total = {other: b * c for other, c in below.items()}
-            for other, c in above.items():
+            remaining[row] = known
+    for a, low, const in lower:
+        for b, high, limit in upper:
+            total = {other: b * c for other, c in low.items()} if b > 1 else low.copy()
+            for other, c in high.items():
                 total[other] = total.get(other, 0) + a * c
-            joined = sorted((other, c) for other, c in total.items() if c)
+            joined = sorted([item for item in total.items() if item[1]])
             if not _keep(remaining, tuple(joined), b * const + a * limit):
                 return None
     return remaining
 
 
-def _keep(rows: dict[_Row, int], row: _Row, const: int) -> bool:
+def _keep(rows: _Rows, row: _Row, const: int) -> bool:
     """Adds ``row + const >= 0`` in its strongest form, if it is not there; whether it can hold."""
     if not row:
         return const >= 0
-    divisor = gcd(*(c for _, c in row))
+    above = below = 0
+    divisor = 0
+    for term, c in row:
+        if c > 0:
+            above |= 1 << term
+        else:
+            below |= 1 << term
+        if divisor != 1:
+            divisor = gcd(divisor, c)
     if divisor > 1:
-        row, const = tuple((term, c // divisor) for term, c in row), const // divisor
-    rows[row] = min(const, rows.get(row, const))
+        row, const = tuple([(term, c // divisor) for term, c in row]), const // divisor
+    known = rows.get(row)
+    if known is None or const < known[0]:
+        rows[row] = const, above, below
     return True
 
 

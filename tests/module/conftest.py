@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from flashgen.integrations import variants
+from support import caches
 
 
 @pytest.fixture(scope="module")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of a file's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache") / "flashgen"))
+    with caches.own_cache(tmp_path_factory):
         yield
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import flashgen.distributed.plan as plans
 from flashgen.distributed import Machine, context_parallel
 from flashgen.distributed.agreement import Disagreement
+from support.source_lines import quick_inspect
 
 #: Keys between runs from which on they are calls of their own: cases are short.
 GAP = 4
@@ -67,7 +69,8 @@ def module_in(path: str) -> ModuleType:
     spec = spec_from_file_location("sharded", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with quick_inspect(Path(path)):
+        spec.loader.exec_module(module)
     return module
 
 

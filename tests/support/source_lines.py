@@ -8,9 +8,11 @@ each function into tokens to see where it ends: most of what the import of such 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import linecache
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
@@ -61,5 +63,10 @@ def quick_inspect(path: Path, name: str = "") -> Iterator[None]:
         here = filename == file or of_frame
         return sys.modules.get(name) if here else in_all(asked, filename)
 
-    with mock.patch.multiple(inspect, getsourcelines=getsourcelines, getmodule=getmodule):
+    dedent = mock.patch.object(textwrap, "dedent", _dedent)
+    with mock.patch.multiple(inspect, getsourcelines=getsourcelines, getmodule=getmodule), dedent:
         yield
+
+
+#: Triton asks for it of each kernel's source: by expressions, line for line.
+_dedent = functools.lru_cache(1 << 15)(textwrap.dedent)

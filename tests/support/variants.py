@@ -23,6 +23,7 @@ from flashgen.loader import load
 from flashgen.normalisers import Linear
 from flashgen.plan import KernelPlan, lower
 from flashgen.plan.backward import BackwardPlan, backward_plan
+from support.quick_compile import compiled
 from support.source_lines import quick_inspect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,10 +234,11 @@ def render_backward_hopper(backward: BackwardPlan) -> str:
 def import_file(path: Path) -> ModuleType:
     """A Python file as a module of its own, in no package."""
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert module_spec is not None and module_spec.loader is not None, path
+    assert module_spec is not None, path
     module = importlib.util.module_from_spec(module_spec)
     with quick_inspect(path):
-        module_spec.loader.exec_module(module)
+        for code in compiled(path.read_text(), str(path)):
+            exec(code, vars(module))
     return module
 
 

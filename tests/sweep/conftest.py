@@ -21,8 +21,10 @@ import torch  # noqa: E402  (numpy reads these variables)
 
 from support.gluon.memory import poison  # noqa: E402
 from sweep.interpreter import quicken  # noqa: E402
+from sweep.kept import keep_launches  # noqa: E402
 
 quicken()
+keep_launches()
 
 
 @pytest.fixture(autouse=True)

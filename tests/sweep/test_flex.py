@@ -9,14 +9,14 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from flashgen.flex import flex_attention
 from support import flex_oracle
+from support.caches import own_cache
 from support.flex_cases import BATCH, CASES, KINDS, LENGTH
 from support.flex_compare import compare, qkv
 
 
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache") / "flashgen"))
+    with own_cache(tmp_path_factory):
         yield
 
 

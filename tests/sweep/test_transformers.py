@@ -8,13 +8,13 @@ import torch
 from transformers.masking_utils import blockwise_overlay, causal_mask_function, or_masks
 
 from flashgen.integrations.transformers import attention, described_mask, register, unregister
+from support.caches import own_cache
 from support.hugging_face import FAMILIES, close, inputs, padding, pair, static_is_broken, tokens
 
 
 @pytest.fixture(autouse=True, scope="module")
 def registered(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache") / "flashgen"))
+    with own_cache(tmp_path_factory):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*eager reference")  # no kernel ran
             yield register()

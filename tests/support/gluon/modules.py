@@ -75,17 +75,27 @@ class Kernel:
         def launch(
             *args: Any, num_warps: int, enable_fp_fusion: bool = True, **constants: Any
         ) -> None:
-            constant = set(constants) | _constants(self.function)
-            names = self.function.__code__.co_varnames
-            given = [
-                x if n in constant else _argument(x) for n, x in zip(names, args, strict=False)
-            ]
-            seed = next(_courses[0])
-            for number in range(grid[0]):
-                kernel = functools.partial(self.function, *given, **constants)
-                Program(number, grid[0], seed).run(kernel, num_warps)
+            run(self.function, grid, next(_courses[0]), args, num_warps=num_warps, **constants)
 
         return launch
+
+
+def run(
+    function: Callable[..., Any],
+    grid: tuple[int],
+    seed: int,
+    args: tuple[Any, ...],
+    *,
+    num_warps: int,
+    **constants: Any,
+) -> None:
+    """Runs a kernel's programs one after the other, which take the turns that a seed says."""
+    constant = set(constants) | _constants(function)
+    names = function.__code__.co_varnames
+    given = [x if n in constant else _argument(x) for n, x in zip(names, args, strict=False)]
+    for number in range(grid[0]):
+        kernel = functools.partial(function, *given, **constants)
+        Program(number, grid[0], seed).run(kernel, num_warps)
 
 
 def _constants(function: Callable[..., Any]) -> set[str]:
