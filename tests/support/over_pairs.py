@@ -9,10 +9,18 @@ from typing import Any
 
 import torch
 
-from flashgen import AttentionSpec
+from flashgen import AttentionSpec, Tensor
 from flashgen.normalisers import Linear
 from flashgen.reference import attention_reference
 from support.oracle import error_and_bound
+
+DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
+GATE = Tensor("gate", ("batch", "kv_len"), "int32")
+
+
+def pasted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """A mask that data decides, under which some queries see no key."""
+    return (q_idx - kv_idx < 9) & (kv_idx <= q_idx) & (GATE[b, kv_idx] > 1)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from flashgen import (
     AttentionSpec,
-    Tensor,
     causal,
     document,
     elu_plus_one,
@@ -18,19 +15,10 @@ from flashgen import (
     sliding_window,
 )
 from support.gluon import interpreted
-from support.over_pairs import PairCall, check_pairs
+from support.over_pairs import DECAY, PairCall, check_pairs, pasted
 from support.runs import noted
 from support.slip import with_slip
 from support.variants import rendered_module
-
-DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
-GATE = Tensor("gate", ("batch", "kv_len"), "int32")
-
-
-def pasted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """A mask that data decides, under which some queries see no key."""
-    return (q_idx - kv_idx < 9) & (kv_idx <= q_idx) & (GATE[b, kv_idx] > 1)
-
 
 #: Specs with both passes in Gluon, and a call of each.
 BOTH = {

@@ -22,22 +22,14 @@ from flashgen import (
     sliding_window,
     where,
 )
-from support.over_pairs import PairCall, check_pairs
+from support.over_pairs import DECAY, PairCall, check_pairs, pasted
 from support.slip import with_slip
 from support.variants import rendered_module
-
-DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
-GATE = Tensor("gate", ("batch", "kv_len"), "int32")
 
 
 def both_signs(x: Any) -> Any:
     """A feature map of a user's own: two features of each element."""
     return [where(x > 0, x, 0.0), where(x < 0, -x, 0.0)]
-
-
-def pasted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """A mask that data decides, under which some queries see no key."""
-    return (q_idx - kv_idx < 9) & (kv_idx <= q_idx) & (GATE[b, kv_idx] > 1)
 
 
 CALLS = {
