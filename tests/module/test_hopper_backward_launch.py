@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 
+from flashgen import AttentionSpec, identity, linear, sliding_window
 from support.contract import native_inputs
 from support.fake_gpu import fake_gpu, is_address, module_on
 from support.turns import some
@@ -118,6 +119,24 @@ def _addresses(x: Any) -> set[int]:
     if isinstance(x, tuple):
         return set().union(*map(_addresses, x))
     return {x} if is_address(x) else set()
+
+
+def test_a_repeated_pass_reads_a_gradient_that_was_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the sums of weights, in memory of the pass's own."""
+    gpu = fake_gpu(monkeypatch)
+    spec = AttentionSpec(64, mask=sliding_window(20, 0), normaliser=linear(identity()))
+    module = module_on(gpu, spec, monkeypatch)
+    passes = []
+    for _ in range(2):
+        leaves = [torch.randn(1, 2, 128, 64).bfloat16().requires_grad_() for _ in "qkv"]
+        out = module.attention(*leaves)
+        before, given = len(gpu.calls), torch.ones_like(out)
+        torch.autograd.grad(out, leaves, given)
+        of_rows, of_tiles, _ = map(_addresses, gpu.calls[before:])
+        assert given.data_ptr() in of_rows
+        assert given.data_ptr() not in of_tiles
+        passes.append((of_rows & of_tiles, given))  # rows, sums of dq, and what was divided
+    assert [len(x) for x, _ in passes] == [3, 3]
 
 
 @pytest.mark.parametrize("name", ["listed", "listed_twice"])
