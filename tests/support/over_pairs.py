@@ -16,11 +16,17 @@ from support.oracle import error_and_bound
 
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 GATE = Tensor("gate", ("batch", "kv_len"), "int32")
+DENSE = Tensor("dense", ("q_len", "kv_len"), "bool")
 
 
 def pasted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     """A mask that data decides, under which some queries see no key."""
     return (q_idx - kv_idx < 9) & (kv_idx <= q_idx) & (GATE[b, kv_idx] > 1)
+
+
+def dense(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """A mask that hides a whole tile of 64 x 64."""
+    return DENSE[q_idx, kv_idx]
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,9 @@ def arguments(module: ModuleType, spec: AttentionSpec, call: PairCall) -> dict[s
     names = [param.name for param in spec.mask.params]
     if "gate" in names:
         found["gate"] = torch.randint(0, 3, (call.batch, call.kv_len), generator=generator).int()
+    if "dense" in names:
+        found["dense"] = torch.ones(call.q_len, call.kv_len, dtype=torch.bool)
+        found["dense"][:64, 64:128] = False
     if "document_ids" in names:
         ids = (torch.arange(call.kv_len) // 9).int().repeat(call.batch, 1)
         found["document_ids"] = ids.masked_fill(padding(call), -1)

@@ -15,7 +15,7 @@ from flashgen import (
     sliding_window,
 )
 from support.gluon import interpreted
-from support.over_pairs import DECAY, PairCall, check_pairs, pasted
+from support.over_pairs import DECAY, PairCall, check_pairs, dense, pasted
 from support.runs import noted
 from support.slip import with_slip
 from support.variants import rendered_module
@@ -39,6 +39,10 @@ BOTH = {
         AttentionSpec(128, mask=pasted, normaliser=linear(relu())),
         PairCall(80, 80, batch=1, q_heads=2, kv_heads=1),
     ),
+    "quarter": (
+        AttentionSpec(64, mask=dense, normaliser=linear(relu())),
+        PairCall(128, 128, batch=1, q_heads=1, kv_heads=1),
+    ),
     "hidden": (
         AttentionSpec(64, mask=document(), normaliser=linear(elu_plus_one())),
         PairCall(140, 140, q_heads=2, hidden=True),
@@ -58,6 +62,8 @@ DECAYS = AttentionSpec(64, mask=sliding_window(30, 0), normaliser=linear(relu(),
 #: Defects: the text, what stands in its place, and the call that finds it.
 DEFECTS = {
     "hidden keys": ('gl.where(scores == float("-inf"), 0.0, scores)  # a', "scores  # a", "window"),
+    "hidden parts of tiles": ("gl.where(shown != 0, scores, 0.0)",
+                              'gl.where(shown != 0, scores, float("-inf"))', "quarter"),
     "0 / 0": ("gl.where(total == 0.0, 0.0, 1.0 / total)", "1.0 / total", "pasted"),
     "no scale": ("gl.full([64], scale, gl.float32, ROWS)", "gl.full([64], 1.0, gl.float32, ROWS)",
                  "aligned"),

@@ -96,7 +96,9 @@ DEFECTS = {
     "hidden keys": ("seen = tl.where(visible, scores, 0.0)", "seen = scores", "window"),
     "no division": ("tl.where(l_i == 0.0, 0.0, 1.0 / l_i)[:, None]", "1.0", "window"),
     "0 / 0": ("tl.where(l_i == 0.0, 0.0, 1.0 / l_i)[:, None]", "(1.0 / l_i)[:, None]", "pasted"),
-    "gradients of 0 / 0": ("tl.where(lse[:, None] == 0.0, 0.0,", "(", "pasted"),
+    "gradients of 0 / 0": (
+        "tl.where(has_inverse[:, None], grad_out * inverse[:, None], 0.0)",
+        "grad_out * inverse[:, None]", "pasted"),
     "gradients of hidden keys by q": (
         "ds = tl.where(shown, dp - delta[:, None], 0.0)", "ds = dp - delta[:, None]", "prefix"),
     "gradients of hidden keys by k": (

@@ -456,8 +456,8 @@ def _backward_rows(
     out (batch, num_q_heads, q_len, 64), lse and grad_lse (batch, num_q_heads, q_len) are
     contiguous; lse holds sums of weights. The second half of rows_ptr, (2, num_rows) float32, gets
     delta = sum(out * divided) - grad_lse, rows_len for each head, and divided_ptr grad_out over the
-    sums, contiguous, which other kernels read in its place; 0 where a sum is 0. delta has what is
-    rounded, so that rounding cancels where values are alike.
+    sums, contiguous, which other kernels read in its place; 0 where a sum is 0 or subnormal. delta
+    has what is rounded, so that rounding cancels where values are alike.
     Rows from q_len on are padding, of zeros. Without HAS_GRAD_LSE grad_lse is 0, and grad_lse_ptr
     is not read.
 
@@ -475,6 +475,8 @@ def _backward_rows(
     rows = batch_head.to(tl.int64) * q_len + offs_m
     inside = offs_m < q_len
     lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
+    # The inverse of a subnormal sum may be infinite.
+    has_inverse = tl.abs(lse) >= 1.1754943508222875e-38  # 2^-126
     inverse = 1.0 / lse
     delta = tl.zeros([ROWS], tl.float32)
     if HAS_GRAD_LSE:
@@ -488,7 +490,7 @@ def _backward_rows(
     out = tl.load(out_ptr + places, mask=held, other=0.0).to(tl.float32)
     places = offs_m.to(tl.int64)[:, None] * stride_om + offs_d[None, :]
     grad_out = tl.load(grad_out_ptr + places, mask=held, other=0.0).to(tl.float32)
-    grad_out = tl.where(lse[:, None] == 0.0, 0.0, grad_out * inverse[:, None])
+    grad_out = tl.where(has_inverse[:, None], grad_out * inverse[:, None], 0.0)
     divided = grad_out.to(divided_ptr.dtype.element_ty)
     tl.store(divided_ptr + rows[:, None] * 64 + offs_d[None, :], divided, mask=held)
     delta += tl.sum(out * divided.to(tl.float32), 1)
