@@ -46,15 +46,13 @@ from benchmarks.record import environment
 from benchmarks.script import make_parser, sees_gpu, tell, write_results
 from benchmarks.timing import queued_ms
 from benchmarks.turns import LATE, Plan, Turn, turns, with_room
+from flashgen.bench_linear import copied_bytes
 from flashgen.errors import first_line
 
 TOKENS, MOST_TOKENS = 131072, 1048576
 
 #: Tokens of the sequence whose results are checked.
 CHECKED = 512
-
-#: Elements of the tensor that is copied to measure the bandwidth.
-COPIED = 2**29
 
 BESIDE_FLA = ("elu", "plain", "retention", "token", "gla")
 
@@ -157,9 +155,7 @@ def _key(name: str, module: str, part: int = 0) -> str:
 
 def copy_rate(device: torch.device) -> float:
     """Bytes a second that a copy reads and writes."""
-    x = torch.empty(COPIED, dtype=torch.bfloat16, device=device)
-    y = torch.empty_like(x)
-    return 2 * x.nbytes / queued_ms(lambda: y.copy_(x)) * 1e3
+    return copied_bytes(queued_ms, device) * 1e3
 
 
 def new_row(cell: Cell) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from flashgen.config import KernelConfig
 from flashgen.kernels.base import ForwardKernel, GradientKernel
 from flashgen.plan import KernelPlan
 from flashgen.plan.backward import backward_plan
-from flashgen.tuning.forward_bench import WRONG, ForwardBench, at_once, timed
+from flashgen.tuning.forward_bench import WRONG, ForwardBench, at_once, relative_error, timed
 from flashgen.tuning.store import Measurement
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ class BackwardBench:
             zip(["q", "k", "v", *self.backward.differentiable_tensors], expected, strict=True)
         )
         for name, gradient in found.items():
-            difference = (gradient.float() - exact[name].float()).norm()
-            error = (difference / exact[name].float().norm().clamp(min=NOTHING)).item()
+            error = relative_error(gradient, exact[name], least=NOTHING)
             if not error <= (WRONG if name in "qkv" else WRONG_SUM):
                 raise ArithmeticError(f"wrong gradient of {name}: relative error {error:.2g}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashgen.config import KernelConfig
 from flashgen.kernels.base import ForwardKernel, GradientKernel, Kernel
@@ -16,11 +16,8 @@ from flashgen.kernels.linear_workload import divides_by_signed_sums
 from flashgen.kernels.workload import random_inputs, typical_params, usual_lengths
 from flashgen.plan import KernelPlan
 from flashgen.plan.linear import LinearPlan
-from flashgen.tuning.forward_bench import WRONG, at_once, load_rendered, timed
+from flashgen.tuning.forward_bench import WRONG, at_once, load_rendered, relative_error, timed
 from flashgen.tuning.store import Measurement
-
-if TYPE_CHECKING:
-    import torch
 
 # The largest error of a gradient of decays, whose sums cancel; rounded features leave up to 0.015.
 WRONG_SUM = 0.1
@@ -210,12 +207,6 @@ def in_float32(given: Given) -> dict[str, Any]:
     """The arguments with q, k, v and gradients in float32, in which the reference returns them."""
     names = ("q", "k", "v", "out", "g", "grad_out")
     return {name: x.float() if name in names else x for name, x in given.items()}
-
-
-def relative_error(found: torch.Tensor, right: torch.Tensor) -> float:
-    """The norm of the difference over that of what is right."""
-    error = (found.float() - right.float()).norm() / right.float().norm()
-    return float(error.item())
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:

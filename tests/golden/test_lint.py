@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -135,17 +136,10 @@ LINEAR = (
 )
 
 
-def test_modules_for_parts_of_a_whole_are_too(tmp_path: Path) -> None:
-    for number, spec in enumerate(MESHED):
-        plan = lower(spec, f"part_{number}")
-        text = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
-        (tmp_path / f"{plan.name}.py").write_text(text)
-    _hold(tmp_path)
-
-
-def test_modules_that_decide_tiles_are_too(tmp_path: Path) -> None:
-    for number, spec in enumerate(DECIDED):
-        plan = lower(spec, f"decided_{number}")
+@pytest.mark.parametrize("specs", [MESHED, DECIDED], ids=["parts of a whole", "decided tiles"])
+def test_modules_with_gluon_kernels_are_too(specs: Sequence[AttentionSpec], tmp_path: Path) -> None:
+    for number, spec in enumerate(specs):
+        plan = lower(spec, f"module_{number}")
         text = rendered(plan, any_hopper(plan), any_hopper_backward(plan))
         (tmp_path / f"{plan.name}.py").write_text(text)
     _hold(tmp_path)
