@@ -17,6 +17,7 @@ from flashgen.explain.call import Asked, described, workload
 from flashgen.explain.kernels import grounds
 from flashgen.explain.limits import bound_of, operand, seconds_of
 from flashgen.explain.packed import Packing, Sequences, lengths_of, summary
+from flashgen.kernels.linear_triton.occupancy import held_programs
 from flashgen.kernels.linear_triton.shared_memory import width_of_features
 from flashgen.kernels.registry import kernels_of
 from flashgen.loader import Variant
@@ -220,10 +221,10 @@ def _account(
         target = replace(target, num_sms=sms or target.num_sms)
     work = workload(plan, asked)
     passes = tuple(_passes(variant, plan, target, results))
-    chunk = passes[0].config.BLOCK_M
+    forward, chunk = passes[0], passes[0].config.BLOCK_M
     packed = None if lengths is None else _packed(*lengths, chunk)
     chunks = None if packed is None else work.q_len // chunk + packed.sequences.count + 1
-    steps = tuple(_steps(linear, target, work, chunk, chunks))
+    steps = tuple(_steps(linear, target, work, forward, chunks))
     return LinearAccount(
         variant=variant.name,
         file=variant.file or "",
@@ -239,11 +240,11 @@ def _account(
         features=linear.features,
         state=_state(linear),
         tiles=linear.num_tiles,
-        segments=_segments(linear, target, work, chunk, chunks),
+        segments=_segments(linear, target, work, forward, chunks),
         passes=passes,
         steps=steps,
         softmax=_softmax(linear, target, work, lengths),
-        crossover=None if packed else _crossover(linear, target, work, chunk),
+        crossover=None if packed else _crossover(linear, target, work, forward),
         backward_flops=_backward_flops(linear, work),
         run=_run(linear, work),
         of_ids=linear.of_ids,
@@ -331,32 +332,37 @@ def _state(linear: LinearPlan) -> int:
 
 
 def _segments(
-    linear: LinearPlan, target: Target, work: Workload, chunk: int, chunks: int | None = None
+    linear: LinearPlan, target: Target, work: Workload, by: Pass, chunks: int | None = None
 ) -> int:
     """The segments of queries, as a module's `_cut` chooses them: they cost what keys cost.
 
     chunks is how many a packed call has room for, None of a dense one.
     """
-    chunks, heads = chunks or -(-work.q_len // chunk), work.batch * work.num_q_heads
+    chunks = chunks or -(-work.q_len // by.config.BLOCK_M)
+    heads, held = work.batch * work.num_q_heads, held_programs(by.config, target, by.shared)
+    together = 1.6 if held > 1 else 1.0
+
+    def rounds(programs: int) -> float:
+        full, rest = divmod(programs, target.num_sms * held)
+        return full * together + (together if rest > target.num_sms else min(rest, 1))
 
     def cost(number: int) -> float:
         length = -(-chunks // number)
-        waves = -(-heads * number // target.num_sms)
-        beforehand = -(-heads * (number - 1) // target.num_sms) * length / 2
-        return waves * (length + number) + beforehand
+        beforehand = rounds(heads * (number - 1)) * length / 2
+        return rounds(heads * number) * (length + 1) + beforehand + number / 2
 
     number = min(range(1, min(chunks, MOST_SEGMENTS) + 1), key=cost)
     return -(-chunks // -(-chunks // number))
 
 
 def _steps(
-    linear: LinearPlan, target: Target, work: Workload, chunk: int, chunks: int | None = None
+    linear: LinearPlan, target: Target, work: Workload, by: Pass, chunks: int | None = None
 ) -> Iterator[Step]:
     plan, features = linear.plan, linear.features
     itemsize, qk_dim, v_dim = plan.itemsize, plan.qk_head_dim, plan.v_head_dim
     queries = work.batch * work.num_q_heads * work.q_len
     keys = work.batch * work.num_kv_heads * work.kv_len
-    segments = _segments(linear, target, work, chunk, chunks)
+    chunk, segments = by.config.BLOCK_M, _segments(linear, target, work, by, chunks)
 
     def step(name: str, flops: int, exponentials: int, read: int, written: int, l2: int) -> Step:
         seconds = seconds_of(
@@ -459,14 +465,14 @@ def _softmax(
     return Softmax(flops, seconds, bound_of(seconds))
 
 
-def _crossover(linear: LinearPlan, target: Target, work: Workload, chunk: int) -> int | None:
+def _crossover(linear: LinearPlan, target: Target, work: Workload, by: Pass) -> int | None:
     """The first power of two, then the first multiple of 64, from which softmax takes longer."""
     tokens = work.batch * work.q_len
 
     def pays(length: int) -> bool:
         batch = max(1, tokens // length)
         call = replace(work, batch=batch, q_len=length, kv_len=length)
-        mine = sum(step.roofline for step in _steps(linear, target, call, chunk))
+        mine = sum(step.roofline for step in _steps(linear, target, call, by))
         return mine < _softmax(linear, target, call).roofline
 
     high = 64

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from flashgen.budget.targets import get_target
 from flashgen.config import KernelConfig
 from flashgen.kernels.base import ForwardKernel, GradientKernel, Kernel
+from flashgen.kernels.linear_triton.occupancy import held_programs
+from flashgen.kernels.linear_triton.shared_memory import linear_usage
 from flashgen.kernels.linear_workload import divides_by_signed_sums
 from flashgen.kernels.workload import random_inputs, typical_params, usual_lengths
 from flashgen.plan import KernelPlan
@@ -39,7 +42,7 @@ class LinearForwardBench:
     ) -> None:
         """Loads the module, which also holds the other kernels."""
         self.linear = LinearPlan(plan)
-        self.use_tma = plan.uses_tma(target)
+        self.target, self.use_tma = get_target(target), plan.uses_tma(target)
         self.module = load_rendered(plan, target, candidates[0], kernel, *others)
         self.launcher = kernel.launcher
         self.lengths = usual_lengths(plan)
@@ -85,11 +88,14 @@ class LinearForwardBench:
 
     def launch(self, launcher: str, config: KernelConfig, given: Given) -> tuple[Any, ...]:
         """What a launcher returns with a configuration."""
+        gradients = launcher != self.launcher
+        shared = linear_usage(self.linear.plan, config, self.target, gradients=gradients).total
         values = {
             "CHUNK": config.BLOCK_M,
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
             "USE_TMA": self.use_tma,
+            "PROGRAMS": held_programs(config, self.target, shared),
         }
         found = called(getattr(self.module, launcher), {**given, "config": values})
         return found if isinstance(found, tuple) else (found,)

@@ -147,14 +147,32 @@ def test_segments_read_one_state_that_a_scan_made() -> None:
 
 
 @pytest.mark.parametrize("q_len", [64, 2048, 32768])
-@pytest.mark.parametrize("heads", [1, 16, 200])
-def test_segments_are_those_of_a_module(q_len: int, heads: int) -> None:
+@pytest.mark.parametrize("heads", [1, 16, 64, 200])
+@pytest.mark.parametrize(("head_dim", "held"), [(128, 1), (64, 2)])
+def test_segments_are_those_of_a_module(q_len: int, heads: int, head_dim: int, held: int) -> None:
     module = shipped_module("linear_elu_d128")
-    spec = replace(ELU, head_dim=128)
+    spec = replace(ELU, head_dim=head_dim)
     assert (
         account(spec, q_len=q_len, batch=1, heads=heads).segments
-        == module._cut(q_len // 64, heads, 132)[0]
+        == module._cut(q_len // 64, heads, 132, held)[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("heads", "chunks", "held", "best"),
+    [
+        (64, 512, 1, 2),
+        (64, 512, 2, 4),
+        (16, 2048, 1, 8),
+        (16, 2048, 2, 16),
+        (128, 32, 2, 1),
+    ],
+)
+def test_segments_are_the_fastest_ones_of_an_h200(
+    heads: int, chunks: int, held: int, best: int
+) -> None:
+    """Where up to eight numbers were measured, of 132 SMs."""
+    assert shipped_module("linear_elu_d128")._cut(chunks, heads, 132, held)[0] == best
 
 
 @pytest.mark.parametrize("spec", [ELU, FAVOR])

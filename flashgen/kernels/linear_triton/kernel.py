@@ -13,6 +13,7 @@ from flashgen.codegen.environment import render
 from flashgen.codegen.folding import folded
 from flashgen.config import KernelChoice, KernelConfig
 from flashgen.kernels.base import ForwardKernel, GradientKernel, Space, Timing, ViewOf
+from flashgen.kernels.linear_triton.occupancy import programs_of
 from flashgen.kernels.linear_triton.shared_memory import linear_usage, width_of_features
 from flashgen.kernels.linear_triton.space import linear_space, rank_linear
 from flashgen.plan import KernelPlan
@@ -90,7 +91,11 @@ class LinearForward(ForwardKernel):
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """Its configurations."""
         linear = LinearPlan(plan)
-        names: dict[str, Any] = {"chosen": choice.configs, "linear": linear}
+        names: dict[str, Any] = {
+            "chosen": choice.configs,
+            "programs": programs_of(choice),
+            "linear": linear,
+        }
         if linear.random:
             targets = choice.configs
             names["widths_of_features"] = {
@@ -144,7 +149,10 @@ class LinearGradients(GradientKernel):
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """Its configurations."""
-        return {"chosen_of_gradients": choice.configs}
+        return {
+            "chosen_of_gradients": choice.configs,
+            "programs_of_gradients": programs_of(choice),
+        }
 
     def timing(self, plan: KernelPlan) -> Timing:
         """Timed as a whole pass: its functions share a configuration."""

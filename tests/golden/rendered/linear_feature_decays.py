@@ -42,48 +42,49 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 _FUSED = {"enable_fp_fusion": True}
 
 # One configuration for each GPU architecture. CHUNK: rows of q, k and v that a step of a kernel
-# goes through. USE_TMA: load tiles through tensor descriptors.
+# goes through. USE_TMA: load tiles through tensor descriptors. PROGRAMS: how many share an SM; two
+# hide what the other waits for.
 CONFIGS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
-    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # A10, RTX 3090, A40, RTX A6000: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # L40S, RTX 4090, L4: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # H200, H100, GH200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # B200, GB200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # MI300X, MI300A, MI325X: chosen by model;
     # shared memory 4,096 of 65,536 bytes.
-    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 1},
 }
 
 # The same for the kernels of gradients.
 CONFIGS_OF_GRADIENTS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
-    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # A10, RTX 3090, A40, RTX A6000: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # L40S, RTX 4090, L4: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # H200, H100, GH200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # B200, GB200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # MI300X, MI300A, MI325X: chosen by model;
     # shared memory 4,096 of 65,536 bytes.
-    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 1},
 }
 
 
@@ -1834,7 +1835,7 @@ def _launch(q, k, v, scale, log_decay, first_kv, return_state, config):
     chunk = config["CHUNK"]
     decayed_q, decayed_k, weights, logs, _ = _decay_features(q, k, log_decay, chunk)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (decayed_q, decayed_k, v)))
-    num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
+    num_segments, segment_chunks = _segments(q_len, config, batch * num_q_heads, q.device)
     states = _states_of_keys(
         decayed_k, v, logs, first_kv, num_segments, segment_chunks, return_state, config
     )
@@ -1897,7 +1898,7 @@ def _launch_gradients(q, k, v, scale, log_decay, first_kv, g, grad_kv, config):
 
     # Queries, in the order of the forward pass.
     # Those of decays multiply states of keys by states of queries, of the same segments.
-    num_segments, segment_chunks = _segments(q_len, chunk, batch * num_kv_heads, q.device)
+    num_segments, segment_chunks = _segments(q_len, config, batch * num_kv_heads, q.device)
     has_last = grad_kv is not None
     grad_weights = torch.empty_like(weights)
     columns_of_queries = _new_chunk_sums(decayed_q, triton.cdiv(q_len, chunk))
@@ -2090,7 +2091,7 @@ def _decay_features(phi_q, phi_k, decay, chunk):
 
 def _programs_of_steep(number, most, device):
     """Programs that look for steep ones among a number of tiles: enough to fill the GPU twice."""
-    return triton.cdiv(number, min(most, max(1, number // (2 * _programs(device)))))
+    return triton.cdiv(number, min(most, max(1, number // (2 * _multiprocessors(device)))))
 
 
 def _constants_of_chunks(chunk):
@@ -2234,24 +2235,30 @@ def _constants(config, use_tma):
     }
 
 
-def _segments(length, chunk, heads, device):
+def _segments(length, config, heads, device):
     """(number, chunks of each): the segments that a sequence is cut into."""
-    return _cut(triton.cdiv(length, chunk), heads, _programs(device))
+    chunks = triton.cdiv(length, config["CHUNK"])
+    return _cut(chunks, heads, _multiprocessors(device), config["PROGRAMS"])
 
 
 @functools.lru_cache(maxsize=256)
-def _cut(chunks, heads, programs):
-    """The segments of so many chunks, for so many programs side by side.
+def _cut(chunks, heads, multiprocessors, held):
+    """The segments of so many chunks, for SMs that hold so many programs each.
 
-    More segments keep more of the GPU busy. A segment costs the reading of its keys once more, and
-    of the states before it, each as much as a chunk.
+    More segments keep more of the GPU busy. All but the last one's keys are read twice, as much as
+    half of a chunk, and states are added up one after another. Two programs that share an SM take
+    1.6 times as long as one.
     """
+    together = 1.6 if held > 1 else 1
+
+    def rounds(programs):  # in the time of a program that has an SM for itself
+        full, rest = divmod(programs, multiprocessors * held)
+        return full * together + (together if rest > multiprocessors else min(rest, 1))
 
     def cost(number):
         length = triton.cdiv(chunks, number)
-        waves = triton.cdiv(heads * number, programs)
-        beforehand = triton.cdiv(heads * (number - 1), programs) * length / 2
-        return waves * (length + number) + beforehand
+        beforehand = rounds(heads * (number - 1)) * length / 2
+        return rounds(heads * number) * (length + 1) + beforehand + number / 2
 
     number = min(range(1, min(chunks, 128) + 1), key=cost)
     length = triton.cdiv(chunks, number)
@@ -2259,8 +2266,8 @@ def _cut(chunks, heads, programs):
 
 
 @functools.cache
-def _programs(device):
-    """How many programs run side by side: one on each SM."""
+def _multiprocessors(device):
+    """How many SMs the GPU has."""
     if device.type != "cuda":
         return 4  # in the interpreter, so that it sees segments
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -43,48 +43,49 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 _FUSED = {"enable_fp_fusion": True}
 
 # One configuration for each GPU architecture. CHUNK: rows of q, k and v that a step of a kernel
-# goes through. USE_TMA: load tiles through tensor descriptors.
+# goes through. USE_TMA: load tiles through tensor descriptors. PROGRAMS: how many share an SM; two
+# hide what the other waits for.
 CONFIGS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
-    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # A10, RTX 3090, A40, RTX A6000: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # L40S, RTX 4090, L4: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # H200, H100, GH200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # B200, GB200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # MI300X, MI300A, MI325X: chosen by model;
     # shared memory 4,096 of 65,536 bytes.
-    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 1},
 }
 
 # The same for the kernels of gradients.
 CONFIGS_OF_GRADIENTS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
-    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # A10, RTX 3090, A40, RTX A6000: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # L40S, RTX 4090, L4: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # H200, H100, GH200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # B200, GB200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # MI300X, MI300A, MI325X: chosen by model;
     # shared memory 4,096 of 65,536 bytes.
-    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 1},
 }
 
 
@@ -3618,7 +3619,7 @@ def _launch(q, k, v, log_decay, first_kv, first_z, return_state, config):
     phi_q, _ = _map_features(q, chunk, None, with_sums=False)
     phi_k, sums_of_chunks = _map_features(k, chunk, logs)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (phi_q, phi_k, v)))
-    num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
+    num_segments, segment_chunks = _segments(q_len, config, batch * num_q_heads, q.device)
     states = _states_of_keys(
         phi_k,
         v,
@@ -3736,7 +3737,7 @@ def _launch_gradients(
 
     # Queries, in the order of the forward pass.
     # Those of decays multiply states of keys by states of queries, of the same segments.
-    num_segments, segment_chunks = _segments(q_len, chunk, batch * num_kv_heads, q.device)
+    num_segments, segment_chunks = _segments(q_len, config, batch * num_kv_heads, q.device)
     has_last = grad_kv is not None or grad_z is not None
     rows_of_queries = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     states = _states_of_keys(
@@ -4078,24 +4079,30 @@ def _constants(config, use_tma):
     }
 
 
-def _segments(length, chunk, heads, device):
+def _segments(length, config, heads, device):
     """(number, chunks of each): the segments that a sequence is cut into."""
-    return _cut(triton.cdiv(length, chunk), heads, _programs(device))
+    chunks = triton.cdiv(length, config["CHUNK"])
+    return _cut(chunks, heads, _multiprocessors(device), config["PROGRAMS"])
 
 
 @functools.lru_cache(maxsize=256)
-def _cut(chunks, heads, programs):
-    """The segments of so many chunks, for so many programs side by side.
+def _cut(chunks, heads, multiprocessors, held):
+    """The segments of so many chunks, for SMs that hold so many programs each.
 
-    More segments keep more of the GPU busy. A segment costs the reading of its keys once more, and
-    of the states before it, each as much as a chunk.
+    More segments keep more of the GPU busy. All but the last one's keys are read twice, as much as
+    half of a chunk, and states are added up one after another. Two programs that share an SM take
+    1.6 times as long as one.
     """
+    together = 1.6 if held > 1 else 1
+
+    def rounds(programs):  # in the time of a program that has an SM for itself
+        full, rest = divmod(programs, multiprocessors * held)
+        return full * together + (together if rest > multiprocessors else min(rest, 1))
 
     def cost(number):
         length = triton.cdiv(chunks, number)
-        waves = triton.cdiv(heads * number, programs)
-        beforehand = triton.cdiv(heads * (number - 1), programs) * length / 2
-        return waves * (length + number) + beforehand
+        beforehand = rounds(heads * (number - 1)) * length / 2
+        return rounds(heads * number) * (length + 1) + beforehand + number / 2
 
     number = min(range(1, min(chunks, 128) + 1), key=cost)
     length = triton.cdiv(chunks, number)
@@ -4103,8 +4110,8 @@ def _cut(chunks, heads, programs):
 
 
 @functools.cache
-def _programs(device):
-    """How many programs run side by side: one on each SM."""
+def _multiprocessors(device):
+    """How many SMs the GPU has."""
     if device.type != "cuda":
         return 4  # in the interpreter, so that it sees segments
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -4245,7 +4252,9 @@ def _launch_varlen(
     phi_q, _ = _map_features_varlen(q, chunk, None, slots, False, with_sums=False)
     phi_k, sums_of_chunks = _map_features_varlen(k, chunk, logs, slots, False)
     use_tma = False  # it would read rows of the next sequence
-    num_segments, segment_chunks = _cut(len(slots), num_q_heads, _programs(q.device))
+    num_segments, segment_chunks = _cut(
+        len(slots), num_q_heads, _multiprocessors(q.device), config["PROGRAMS"]
+    )
     first_kv, first_z = (x if x is None else x.contiguous() for x in (first_kv, first_z))
     states = _states_of_keys_varlen(
         phi_k,
@@ -4472,7 +4481,9 @@ def _launch_gradients_varlen(
 
     # Queries, in the order of the forward pass.
     # Those of decays multiply states of keys by states of queries, of the same segments.
-    num_segments, segment_chunks = _cut(len(slots), num_kv_heads, _programs(q.device))
+    num_segments, segment_chunks = _cut(
+        len(slots), num_kv_heads, _multiprocessors(q.device), config["PROGRAMS"]
+    )
     rows_of_queries = q.new_empty(batch, num_q_heads, q_len, dtype=torch.float32)
     first_kv, first_z = (x if x is None else x.contiguous() for x in (first_kv, first_z))
     states = _states_of_keys_varlen(

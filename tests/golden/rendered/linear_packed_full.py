@@ -42,48 +42,49 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 _FUSED = {"enable_fp_fusion": True}
 
 # One configuration for each GPU architecture. CHUNK: rows of q, k and v that a step of a kernel
-# goes through. USE_TMA: load tiles through tensor descriptors.
+# goes through. USE_TMA: load tiles through tensor descriptors. PROGRAMS: how many share an SM; two
+# hide what the other waits for.
 CONFIGS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
-    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # A10, RTX 3090, A40, RTX A6000: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # L40S, RTX 4090, L4: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # H200, H100, GH200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # B200, GB200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # MI300X, MI300A, MI325X: chosen by model;
     # shared memory 4,096 of 65,536 bytes.
-    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 1},
 }
 
 # The same for the kernels of gradients.
 CONFIGS_OF_GRADIENTS = {
     # A100: chosen by model;
     # shared memory 4,096 of 166,912 bytes.
-    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_80": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # A10, RTX 3090, A40, RTX A6000: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_86": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # L40S, RTX 4090, L4: chosen by model;
     # shared memory 4,096 of 101,376 bytes.
-    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "sm_89": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 2},
     # H200, H100, GH200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_90": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # B200, GB200: chosen by model;
     # shared memory 4,096 of 232,448 bytes.
-    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True},
+    "sm_100": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2},
     # MI300X, MI300A, MI325X: chosen by model;
     # shared memory 4,096 of 65,536 bytes.
-    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False},
+    "gfx942": {"CHUNK": 16, "num_warps": 4, "num_stages": 2, "USE_TMA": False, "PROGRAMS": 1},
 }
 
 
@@ -1639,7 +1640,7 @@ def _launch(q, k, v, scale, config):
         return out.zero_()
     chunk = config["CHUNK"]
     use_tma = config["USE_TMA"] and _tma_reads(q)
-    num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
+    num_segments, segment_chunks = _segments(q_len, config, batch * num_q_heads, q.device)
     states = _states_of_all_keys(k, v, config)
     args = (
         _source(q, chunk, 64, use_tma),
@@ -1684,7 +1685,7 @@ def _launch_gradients(q, k, v, scale, g, config):
     constants = _constants(config, use_tma)
 
     # Queries, in the order of the forward pass.
-    num_segments, segment_chunks = _segments(q_len, chunk, batch * num_q_heads, q.device)
+    num_segments, segment_chunks = _segments(q_len, config, batch * num_q_heads, q.device)
     states = _states_of_all_keys(k, v, config)
     args = (
         _source(g, chunk, 64, use_tma),
@@ -1702,8 +1703,8 @@ def _launch_gradients(q, k, v, scale, g, config):
     _linear_backward_of_queries[(num_segments * batch * num_q_heads,)](*args, **constants)
 
     # Keys and values, in reverse.
-    num_states, of_queries = _segments(q_len, chunk, batch * num_kv_heads, q.device)
-    num_segments, segment_chunks = _segments(kv_len, chunk, batch * num_kv_heads, q.device)
+    num_states, of_queries = _segments(q_len, config, batch * num_kv_heads, q.device)
+    num_segments, segment_chunks = _segments(kv_len, config, batch * num_kv_heads, q.device)
     states = _new_states(v, num_states)
     if num_states > 0:
         args = (
@@ -1755,7 +1756,7 @@ def _launch_gradients(q, k, v, scale, g, config):
 def _states_of_all_keys(phi_k, v, config):
     """The states of segments of all keys, for `_linear_forward`."""
     chunk, heads = config["CHUNK"], v.shape[0] * v.shape[1]
-    num_states, segment_chunks = _segments(v.shape[2], chunk, heads, v.device)
+    num_states, segment_chunks = _segments(v.shape[2], config, heads, v.device)
     states = _new_states(v, num_states)
     if num_states > 0:
         use_tma = config["USE_TMA"] and _tma_reads(phi_k) and _tma_reads(v)
@@ -1793,24 +1794,30 @@ def _constants(config, use_tma):
     }
 
 
-def _segments(length, chunk, heads, device):
+def _segments(length, config, heads, device):
     """(number, chunks of each): the segments that a sequence is cut into."""
-    return _cut(triton.cdiv(length, chunk), heads, _programs(device))
+    chunks = triton.cdiv(length, config["CHUNK"])
+    return _cut(chunks, heads, _multiprocessors(device), config["PROGRAMS"])
 
 
 @functools.lru_cache(maxsize=256)
-def _cut(chunks, heads, programs):
-    """The segments of so many chunks, for so many programs side by side.
+def _cut(chunks, heads, multiprocessors, held):
+    """The segments of so many chunks, for SMs that hold so many programs each.
 
-    More segments keep more of the GPU busy. A segment costs the reading of its keys once more, and
-    of the states before it, each as much as a chunk.
+    More segments keep more of the GPU busy. All but the last one's keys are read twice, as much as
+    half of a chunk, and states are added up one after another. Two programs that share an SM take
+    1.6 times as long as one.
     """
+    together = 1.6 if held > 1 else 1
+
+    def rounds(programs):  # in the time of a program that has an SM for itself
+        full, rest = divmod(programs, multiprocessors * held)
+        return full * together + (together if rest > multiprocessors else min(rest, 1))
 
     def cost(number):
         length = triton.cdiv(chunks, number)
-        waves = triton.cdiv(heads * number, programs)
-        beforehand = triton.cdiv(heads * (number - 1), programs) * length / 2
-        return waves * (length + number) + beforehand
+        beforehand = rounds(heads * (number - 1)) * length / 2
+        return rounds(heads * number) * (length + 1) + beforehand + number / 2
 
     number = min(range(1, min(chunks, 128) + 1), key=cost)
     length = triton.cdiv(chunks, number)
@@ -1818,8 +1825,8 @@ def _cut(chunks, heads, programs):
 
 
 @functools.cache
-def _programs(device):
-    """How many programs run side by side: one on each SM."""
+def _multiprocessors(device):
+    """How many SMs the GPU has."""
     if device.type != "cuda":
         return 4  # in the interpreter, so that it sees segments
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -1894,7 +1901,9 @@ def _launch_varlen(
         of_keys=True,
     )
     use_tma = False  # it would read rows of the next sequence
-    num_segments, segment_chunks = _cut(len(slots), num_q_heads, _programs(q.device))
+    num_segments, segment_chunks = _cut(
+        len(slots), num_q_heads, _multiprocessors(q.device), config["PROGRAMS"]
+    )
     states = _states_of_all_keys_varlen(k, v, slots_of_keys, num_sequences, config)
     args = (
         _source(q, chunk, 64, use_tma),
@@ -2043,7 +2052,9 @@ def _launch_gradients_varlen(
     constants = _constants(config, use_tma)
 
     # Queries, in the order of the forward pass.
-    num_segments, segment_chunks = _cut(len(slots), num_q_heads, _programs(q.device))
+    num_segments, segment_chunks = _cut(
+        len(slots), num_q_heads, _multiprocessors(q.device), config["PROGRAMS"]
+    )
     states = _states_of_all_keys_varlen(k, v, slots_of_keys, num_sequences, config)
     args = (
         _source(g, chunk, 64, use_tma),
@@ -2063,7 +2074,9 @@ def _launch_gradients_varlen(
     _linear_backward_of_queries_varlen[(num_segments * batch * num_q_heads,)](*args, **constants)
 
     # Keys and values, in reverse.
-    num_segments, of_queries = _cut(len(slots), num_kv_heads, _programs(q.device))
+    num_segments, of_queries = _cut(
+        len(slots), num_kv_heads, _multiprocessors(q.device), config["PROGRAMS"]
+    )
     num_states = num_segments + num_sequences
     states = _new_states(v, num_states)
     parts = slots.new_empty(num_sequences, 2)
@@ -2089,7 +2102,9 @@ def _launch_gradients_varlen(
         _linear_states_of_queries_varlen[(number * batch * num_kv_heads,)](*args, **constants)
     states = _of_sequences(states, parts)
     num_states = num_sequences
-    num_segments, segment_chunks = _cut(len(slots_of_keys), num_kv_heads, _programs(q.device))
+    num_segments, segment_chunks = _cut(
+        len(slots_of_keys), num_kv_heads, _multiprocessors(q.device), config["PROGRAMS"]
+    )
     grid = (num_segments * batch * num_kv_heads,)
     args = (
         _source(v, chunk, 64, use_tma),
@@ -2127,7 +2142,9 @@ def _launch_gradients_varlen(
 def _states_of_all_keys_varlen(phi_k, v, slots, num_sequences, config):
     """The states of all keys of each sequence, for `_linear_forward_varlen`."""
     chunk = config["CHUNK"]
-    num_segments, segment_chunks = _cut(len(slots), v.shape[1], _programs(v.device))
+    num_segments, segment_chunks = _cut(
+        len(slots), v.shape[1], _multiprocessors(v.device), config["PROGRAMS"]
+    )
     num_states = num_segments + num_sequences
     states = _new_states(v, num_states)
     parts = slots.new_empty(num_sequences, 2)
