@@ -117,7 +117,7 @@ def _module(name: str) -> ModuleType:
     chosen = choices(plan, {}, search_spaces(plan), ())
     module = imported(f"linear_{name}", render_module(plan, chosen))
     if name != "long":
-        module.__dict__["_programs"] = lambda device: PROGRAMS
+        module.__dict__["_multiprocessors"] = lambda device: PROGRAMS
     return module
 
 

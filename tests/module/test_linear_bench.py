@@ -31,7 +31,7 @@ def loaded(plan: Any, target: str, config: KernelConfig, *held: Any) -> ModuleTy
     choice = KernelChoice({target: ChosenConfig(config, source="model", shared=0)})
     text = render_module(plan, {kernel.key: choice for kernel in held})
     module = imported("linear_bench", re.sub(r"\b(q|x)\.is_cuda\b", "True", text))
-    names = {"_is_elsewhere": False, "_target": target, "_programs": SMS}
+    names = {"_is_elsewhere": False, "_target": target, "_multiprocessors": SMS}
     for name, answer in names.items():
         setattr(module, name, lambda x, answer=answer: answer)
     return module

@@ -206,7 +206,7 @@ def test_one_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = rendered_module(SPECS[name])
     watched = {kernel: watch(module, monkeypatch, kernel) for kernel in KERNELS[name]}
     monkeypatch.setattr(module.triton.knobs.runtime, "interpret", True)  # to launch without a GPU
-    monkeypatch.setattr(module, "_programs", lambda device: 132)
+    monkeypatch.setattr(module, "_multiprocessors", lambda device: 132)
     for lens in ((1000,), (300, 400), (16,) * 40, (7, 0, 1000), (640, 640)):
         cu = offsets(lens)
         given = drawn(name, sum(lens), heads=2)

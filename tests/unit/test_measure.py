@@ -153,7 +153,7 @@ def test_who_measures_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = lower(AttentionSpec(64, mask=causal(), normaliser=linear(elu_plus_one())), "linear")
     forward, gradients = kernels_of(plan).values()
     module = load_rendered(plan, "sm_90", FAST, forward, gradients)
-    config = {"CHUNK": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True}
+    config = {"CHUNK": 64, "num_warps": 4, "num_stages": 2, "USE_TMA": True, "PROGRAMS": 2}
     assert module.CONFIGS == module.CONFIGS_OF_GRADIENTS == {"sm_90": config}
     monkeypatch.setattr(tuning, "LinearForwardBench", lambda *given: ("forward", *given))
     monkeypatch.setattr(tuning, "LinearBackwardBench", lambda *given: ("backward", *given))
