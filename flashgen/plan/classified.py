@@ -14,6 +14,7 @@ import sympy
 from flashgen.block_lists import BlockLists
 from flashgen.config import FORMS, HOPPER
 from flashgen.params import Int, Tensor
+from flashgen.plan.arguments import KernelTensor
 from flashgen.plan.dtypes import ITEMSIZES
 from flashgen.plan.listing import TileListing, said_apart, tile_listing
 from flashgen.plan.loops import KERNEL_NAMES
@@ -123,6 +124,8 @@ class ClassifiedTiles:
         asks: the variables that these four read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
+        rows_of: the tables with a row for each query, which tiles of keys read along. Several of
+            its elements are loaded at once where Triton knows their addresses to be aligned.
         beside_lines: whether what is left open is beside lines alone: see `_leave_lines`.
         reads_group: whether it reads how many heads share keys.
         parts_told: how many states of a tile's parts lists tell the Gluon forward kernel, or 0.
@@ -148,6 +151,7 @@ class ClassifiedTiles:
     asks: frozenset[str]
     names: frozenset[str]
     gathers: tuple[int, ...]
+    rows_of: frozenset[str]
     beside_lines: bool
     reads_group: bool
     parts_told: int = 0
@@ -216,6 +220,15 @@ class ClassifiedTiles:
         """
         read = {end for x in self.reads for end in x.ends}
         return tuple(x for x in self.seen if self.by_number and not x.names & read)
+
+    def of_rows(self, tensors: Iterable[KernelTensor]) -> tuple[str, ...]:
+        """The sizes and strides that say whether rows of tables are aligned: Triton looks at them.
+
+        Lengths and strides that are multiples of 16 and others then have a kernel each.
+        """
+        tables = [x for x in tensors if x.name in self.rows_of]
+        strides = [f"{x.name}_stride_{i}" for x in tables for i in range(x.ndim - 1)]
+        return (*(f"{x.name}_size_{x.ndim - 1}" for x in tables), *strides)
 
     @property
     def warps(self) -> int:
@@ -338,6 +351,9 @@ def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
         asks=read_by((*seen, *full, *no_more, *no_less)),
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
+        rows_of=frozenset(
+            load.args[0].name for load in filter(_is_row, predicate.expr.atoms(Load))
+        ),
         beside_lines=_leave_lines(parts),
         reads_group=KV_HEADS in symbols,
     )
@@ -384,6 +400,12 @@ def _is_row_of_keys(load: Load) -> bool:
     """Whether a query has one element for each key: a row of a table, or a column of one."""
     indices = load.args[1:]
     return KV_IDX in indices and any(Q_IDX in index.free_symbols for index in indices)
+
+
+def _is_row(load: Load) -> bool:
+    """Whether a query has a row of a table, whose elements are keys or blocks of keys."""
+    *lead, last = load.args[1:]
+    return KV_IDX in last.free_symbols and any(Q_IDX in index.free_symbols for index in lead)
 
 
 def _by_number(read: OfTile) -> Any:

@@ -105,7 +105,10 @@ def _deciding(name: str, function: str, *, aligned: bool = False) -> tuple[ASTSo
     attrs = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)
-        if aligned and name.startswith(of_tensors) and name not in constants
+        if aligned
+        and name.startswith(of_tensors)
+        and name not in constants
+        and not kernel.params[place].do_not_specialize
     }
     return ASTSource(kernel, signature, constexprs=constants, attrs=attrs), warps
 
