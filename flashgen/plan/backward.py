@@ -97,7 +97,8 @@ class BackwardPlan:
     @cached_property
     def of_both(self) -> BackwardCode:
         """A kernel over tiles of keys that computes all gradients."""
-        return self._code_with(self._inputs, self.conditions_of_keys, self.promise, along=Axes.ROW)
+        held = () if self.by_features else self._inputs
+        return self._code_with(held, self.conditions_of_keys, self.promise, along=Axes.ROW)
 
     @cached_property
     def of_grad_kv(self) -> BackwardCode:
@@ -120,6 +121,16 @@ class BackwardPlan:
     def input_gradients(self) -> tuple[InputGradient, ...]:
         """The input gradients of both kernels."""
         return (*self.of_queries.input_gradients, *self.of_keys.input_gradients)
+
+    @property
+    def by_features(self) -> tuple[InputGradient, ...]:
+        """Input gradients that the kernel of `of_both` has of features, and sums over no pairs.
+
+        These are of decays. A weight is linear in its query's features, and in the decays up to
+        the query: to all pairs of the query these are worth the product of its features and their
+        gradient. Those up to a key divide its weights: they are worth minus its product.
+        """
+        return self.input_gradients if self.plan.products else ()
 
     @property
     def _inputs(self) -> tuple[InputElement, ...]:

@@ -13,6 +13,7 @@ from compile.usage import (
 )
 from flashgen import (
     AttentionSpec,
+    Mask,
     Tensor,
     causal,
     document,
@@ -42,11 +43,13 @@ from flashgen.plan.backward import backward_plan
 from flashgen.plan.quadratic import QuadraticPlan
 from support.compiling.backward import backward_shared_bytes
 from support.compiling.backward_hopper import compile_backward_hopper
+from support.compiling.hopper import IMPORTS as OF_GLUON
 from support.compiling.hopper import compile_hopper
 from support.compiling.kernel import Kernel, call_of, function_in
 from support.compiling.machine_code import by_triton
 from support.compiling.portable import IMPORTS, options_of, shared_bytes
 from support.compiling.report import Report, report
+from support.variants import render_backward_hopper
 
 DECAY = Tensor("decay", ("batch", "num_kv_heads", "kv_len"))
 WINDOW = sliding_window(100, 0)
@@ -101,7 +104,7 @@ def test_elements_need_no_more_than_is_predicted(name: str, target: str) -> None
         hold_never_below(plan, kernel, target, rank_backward(plan, kernel, target, candidates)[:2])
 
 
-@pytest.mark.parametrize("name", ["plain", "documents"])
+@pytest.mark.parametrize("name", ["plain", "documents", "decays"])
 def test_gluon_kernels_need_what_is_predicted(name: str) -> None:
     """Of the forward kernel, that reads the scale, and of the one of all gradients."""
     plan = lower((SPECS | NEVER_BELOW)[name], name)
@@ -124,6 +127,21 @@ def test_gluon_kernels_are_fast_machine_code(name: str) -> None:
     assert (forward.warnings, backward.warnings) == ((), ())
     assert forward.spilled <= 32
     assert backward.spilled <= 160
+
+
+@pytest.mark.parametrize("mask", [causal(), WINDOW], ids=["parts", "window"])
+def test_what_decays_learn_of_sums_becomes_machine_code(mask: Mask) -> None:
+    """With two segments of columns, whose products are added up."""
+    of = linear(relu(), decay=DECAY, algorithm="quadratic")
+    plan = lower(AttentionSpec(96, mask=mask, normaliser=of), "decays")
+    text = OF_GLUON + render_backward_hopper(backward_plan(plan))
+    function = function_in(text, "_place_sums")
+    types = {x: f"*{plan.triton_dtype}" for x in function.arg_names if x.endswith("_ptr")}
+    types |= {x: "*fp32" for x in types if x.startswith(("sums", "parts", "total"))}
+    constants = {"BLOCK_N": 128} if "BLOCK_N" in function.arg_names else {}
+    call = call_of(plan, function, types | {"scale": "fp32"}, constants)
+    options = options_of(KernelConfig(64, 64, 4, 1))
+    assert report(Kernel(text, "_place_sums", call, gluon=False), "sm_90", options, by_triton)
 
 
 def compiled_map(quadratic: QuadraticPlan, name: str, target: str = "sm_90") -> Report:

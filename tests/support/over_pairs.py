@@ -149,4 +149,6 @@ def check_pairs(
         x, of_exact, of_rough = (y.masked_fill(none, 0.0) for y in (x, of_exact, of_rough))
         error, allowed = error_and_bound(x.detach(), of_exact.detach(), of_rough.detach())
         bound = times * allowed
+        if learned:  # torch's own products of steep decays are far off in 16 bits
+            bound = min(bound, float(of_exact.detach().abs().max()) / 64)
         assert error <= bound, f"{name}: error {error:.3g}, allowed {bound:.3g}"

@@ -55,9 +55,19 @@ BOTH = {
         ),
         PairCall(140, 140, batch=1),
     ),
+    "decays of keys": (
+        AttentionSpec(128, mask=sliding_window(30, 0), normaliser=linear(relu(), decay=DECAY)),
+        PairCall(140, 140, q_heads=2, steep=True),
+    ),
+    "decays of keys in parts": (
+        AttentionSpec(
+            (96, 64),
+            mask=causal(),
+            normaliser=linear(identity(), decay=DECAY, normalise=False, algorithm="quadratic"),
+        ),
+        PairCall(140, 140, batch=1, steep=True),
+    ),
 }
-#: One whose gradients two portable kernels compute.
-DECAYS = AttentionSpec(64, mask=sliding_window(30, 0), normaliser=linear(relu(), decay=DECAY))
 
 #: Defects: the text, what stands in its place, and the call that finds it.
 DEFECTS = {
@@ -72,27 +82,32 @@ DEFECTS = {
     "infinite weights": ("scores = gl.maximum(scores, -3.0e38)", "scores = scores", "window"),
     "gradients that are not divided": ("grad_out * inverse[:, None]", "grad_out", "window"),
     "no scale of gradients by v": ("grad_v = grad_v * scale", "grad_v = grad_v", "aligned"),
+    "decays up to a query": ("products, mask=offs < q_len", "-products, mask=offs < q_len",
+                             "decays of keys in parts"),
+    "decays up to a key": ("own_total, -scale * learned", "own_total, scale * learned",
+                           "decays of keys"),
+    "other keys": ("own_keys = work_tile.kv_first + 64 * NUMBER",
+                   "own_keys = work_tile.kv_first + 0 * NUMBER", "decays of keys"),
+    "keys of parts": ("total + offs, -products", "total + offs, products",
+                      "decays of keys in parts"),
+    "one segment": ("products += _place(", "products = _place(", "decays of keys in parts"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_both_passes(name: str) -> None:
+def test_both_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, call = BOTH[name]
     module = rendered_module(spec, hopper=True, edit_source=interpreted)
+    assert hasattr(module, "_backward_kernels_hopper")
+    if name.endswith("parts"):  # of the second head of keys
+        monkeypatch.setattr(module, "_divided", lambda *_: (1, 2))
     before = noted(module).runs
     check_pairs(module, spec, call)
     assert module.runs > before
 
 
-def test_gradients_by_the_portable_kernels() -> None:
-    module = rendered_module(DECAYS, hopper=True, edit_source=interpreted)
-    assert hasattr(module, "_launch_hopper")
-    assert not hasattr(module, "_backward_kernels_hopper")
-    check_pairs(module, DECAYS, PairCall(100, 100, batch=1, q_heads=2, steep=True))
-
-
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_is_found(name: str) -> None:
+def test_a_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, call = DEFECTS[name]
     spec, found_by = BOTH[call]
 
@@ -100,5 +115,7 @@ def test_a_defect_is_found(name: str) -> None:
         return interpreted(with_slip(old, new)(source))
 
     module = rendered_module(spec, hopper=True, edit_source=edited)
+    if call.endswith("parts"):
+        monkeypatch.setattr(module, "_divided", lambda *_: (1, 2))
     with pytest.raises(AssertionError, match="error"):
         check_pairs(module, spec, found_by)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from flashgen.kernels.backward_hopper.split import HopperSplit
 from flashgen.plan.dtypes import ITEMSIZES
-from flashgen.plan.score_gradient import InputGradient
+from flashgen.plan.score_gradient import InputGradient, Over
 from flashgen.symbolic.printer.code import Code
 
 
@@ -18,10 +18,24 @@ class HopperLearned(HopperSplit):
     @property
     def learned(self) -> tuple[str, ...]:
         """The parameters of the kernel for gradients of learned tensors, in their order."""
+        of_keys = (item for item in self.backward.by_features if item.over == "columns")
         return tuple(
             f"{item.variable}_{'desc' if item in self.pairs else 'ptr'}"
-            for item in self.text.input_gradients
+            for item in (*self.text.input_gradients, *of_keys)
         )
+
+    @property
+    def learned_of_q(self) -> str:
+        """The sums that products of queries' features and gradients belong to; ``""`` for none."""
+        return self._learned_of("rows")
+
+    @property
+    def learned_of_k(self) -> str:
+        """The same of keys."""
+        return self._learned_of("columns")
+
+    def _learned_of(self, over: Over) -> str:
+        return next((x.variable for x in self.backward.by_features if x.over == over), "")
 
     @property
     def tiled_itemsize(self) -> int:

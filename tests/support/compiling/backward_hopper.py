@@ -91,7 +91,7 @@ def backward_kernel(
     if not names.split:
         types |= _descriptors_of_sums(names)
         types["counter_ptr"] = "*i32"
-    types |= {f"{item.variable}_ptr": "*fp32" for item in names.text.input_gradients}
+    types |= dict.fromkeys(names.learned, "*fp32")
     of_tensors = {x.name: x.dtype for x in backward.plan.arguments if x.kind == "tensor"}
     for item in names.pairs:
         dtype = of_tensors[item.tensor]
