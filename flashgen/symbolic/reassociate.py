@@ -112,6 +112,8 @@ class Reassociation:
         if is_integral(expr) and axes != Axes.ELEMENT:
             scalar = within == Axes.SCALAR
             return self._converted(expr, within) if scalar else self._bind(ToFloat(expr))
+        if is_integral(expr) and not isinstance(expr, Load) and expr.has(Load) and is_small(expr):
+            return ToFloat(self._whole(expr))  # float32 may not hold what is loaded
         loaded = isinstance(expr, Load) and axes != Axes.ELEMENT
         return self._bind(expr) if axes != within or loaded else self._form(expr, within)
 

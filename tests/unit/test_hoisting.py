@@ -82,6 +82,15 @@ def shown(hoisted: Hoisted) -> str:
             scores - cap * tl.abs(col_kv_idx - row_0)
             """,
         ),
+        # Times of the year 2026 in seconds: float32 knows them to within two minutes.
+        (
+            SCORES - CAP * sympy.Abs(Load(DOC, B, Q_IDX) - Load(DOC, B, KV_IDX)),
+            """
+            rows: row_doc = _at_2d(doc, batch, q_idx)
+            columns: col_doc = _at_2d(doc, batch, kv_idx)
+            scores - cap * tl.cast(tl.abs(col_doc - row_doc), tl.float32)
+            """,
+        ),
         (
             SCORES + Load(BIAS, H, Q_IDX - KV_IDX + N),
             "scores + _at_2d(bias, head, q_idx + n - kv_idx)",
