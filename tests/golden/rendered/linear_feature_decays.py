@@ -1302,7 +1302,7 @@ def _gradients_within_chunk(
     phi_k = tl.load(phi_k_rows, mask=offs_n[:, None] < length - start, other=0.0)
     tile = offs_n[:, None] * 64 + offs_f[None, :]
     # What other programs compute is left alone.
-    shown = inside & computes
+    shown = tl.where(computes, inside, False)
     beyond = beyond_ptr + program.to(tl.int64) * 64 + offs_f
     beyond = tl.load(beyond)
     grads_k = grad_k_ptr + (of_keys * length + start) * 64 + tile
