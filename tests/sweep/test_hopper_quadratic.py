@@ -18,6 +18,7 @@ from support.gluon import interpreted
 from support.over_pairs import DECAY, PairCall, check_pairs, dense, pasted
 from support.runs import noted
 from support.slip import with_slip
+from support.small_sums import NONE, SUBNORMAL, results_with, unequal
 from support.variants import rendered_module
 
 #: Specs with both passes in Gluon, and a call of each.
@@ -74,7 +75,8 @@ DEFECTS = {
     "hidden keys": ('gl.where(scores == float("-inf"), 0.0, scores)  # a', "scores  # a", "window"),
     "hidden parts of tiles": ("gl.where(shown != 0, scores, 0.0)",
                               'gl.where(shown != 0, scores, float("-inf"))', "quarter"),
-    "0 / 0": ("gl.where(total == 0.0, 0.0, 1.0 / total)", "1.0 / total", "pasted"),
+    "0 / 0": ("gl.where(gl.abs(total) < 1.1754943508222875e-38, 0.0, 1.0 / total)", "1.0 / total",
+              "pasted"),
     "no scale": ("gl.full([64], scale, gl.float32, ROWS)", "gl.full([64], 1.0, gl.float32, ROWS)",
                  "aligned"),
     "gradients of hidden keys": ('p = gl.where(scores == float("-inf"), 0.0, p)', "p = p",
@@ -119,3 +121,16 @@ def test_a_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_divided", lambda *_: (1, 2))
     with pytest.raises(AssertionError, match="error"):
         check_pairs(module, spec, found_by)
+
+
+@pytest.mark.parametrize("least", ["1.1754943508222875e-38", "1e-45"])
+def test_a_subnormal_sum_counts_as_none(least: str) -> None:
+    spec, _ = BOTH["window"]
+
+    def edited(source: str) -> str:
+        slip = with_slip("gl.abs(total) < 1.1754943508222875e-38", f"gl.abs(total) < {least}")
+        return interpreted(slip(source))
+
+    module = rendered_module(spec, hopper=True, edit_source=edited)
+    found = (results_with(module, spec, x) for x in (SUBNORMAL, NONE))
+    assert bool(unequal(*found)) == (least == "1e-45")

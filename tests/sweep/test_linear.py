@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import AttentionSpec, Tensor, causal, elu_plus_one, full, identity, linear, relu
+from flashgen import (
+    AttentionSpec,
+    Tensor,
+    causal,
+    document,
+    elu_plus_one,
+    full,
+    identity,
+    linear,
+    relu,
+)
 from support.recurrence import LinearCall, check_linear, drawn_inputs, recurrence
 from support.sixteen_bits import in_16_bits
 from support.slip import with_slip
+from support.small_sums import NONE, SUBNORMAL, results_with, unequal
 from support.variants import linear_specs, rendered_module
 
 
@@ -131,7 +142,7 @@ DEFECTS = {
     "no slope of k": ("grad *= _slopes(k)", "grad *= 1.0", "a map of the user's"),
     "a state of one head's queries": ("head = kv_head * group + step % group",
                                       "head = kv_head * group", "segments of shared keys"),
-    "queries that are not divided": (" * tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]", "",
+    "queries that are not divided": (" * _inverse(sums)[:, None]", "",
                                      "several segments"),
     "no gradient of sums": ("delta = sums * tl.load(", "delta = 0.0 * tl.load(",
                             "several segments"),
@@ -358,6 +369,45 @@ def test_steps_through_a_segment_carry_on(name: str) -> None:
     check_linear(rendered_module(spec, edit_source=carries), spec, call)
     with pytest.raises(AssertionError, match="gradient of decay: error"):
         check_linear(rendered_module(spec, edit_source=lost), spec, call)
+
+
+#: Of causal and of full attention, and of the kernels for ids that return.
+DIVIDED = {
+    "causal": (ELU, {}),
+    "full": (BIDIRECTIONAL, {}),
+    "decays": (TOKENS, {"decay": torch.zeros(1, 2, 40)}),
+    "decays of features": (FEATURES, {"decay": torch.zeros(1, 2, 40, 40)}),
+    "ids that return": (
+        AttentionSpec(16, "float32", mask=causal() & document(), normaliser=linear(elu_plus_one())),
+        {"document_ids": torch.tensor([[1] * 13 + [2] * 6 + [1] * 21], dtype=torch.int32)},
+    ),
+}
+
+
+@pytest.mark.parametrize("run", ["attention", "reference"])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_subnormal_sum_counts_as_none(name: str, run: str) -> None:
+    """Its inverse is infinite, and made results and gradients of a whole head NaN."""
+    spec, given = DIVIDED[name]
+    module = rendered_module(spec)
+    found = (results_with(module, spec, x, run=run, **given) for x in (SUBNORMAL, NONE))
+    assert not unequal(*found)
+
+
+def test_a_subnormal_sum_is_found_to_be_divided_by() -> None:
+    edit = with_slip("tl.abs(sums) < 1.1754943508222875e-38", "sums == 0.0")
+    module = rendered_module(ELU, edit_source=edit)
+    found = (results_with(module, ELU, x) for x in (SUBNORMAL, NONE))
+    assert unequal(*found) == ["out", "q", "k", "v"]
+
+
+def test_a_step_with_a_subnormal_sum() -> None:
+    module = rendered_module(ELU)
+    generator = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(1, 1, 1, 32, generator=generator) for _ in "kv")
+    for of_query in (SUBNORMAL, NONE):
+        out, _ = module.step(torch.full_like(k, of_query), k - 10.0, v, None)
+        assert not out.any()
 
 
 @pytest.mark.parametrize("name", linear_specs())

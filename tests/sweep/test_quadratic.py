@@ -25,6 +25,7 @@ from flashgen import (
 )
 from support.over_pairs import DECAY, PairCall, check_pairs, pasted
 from support.slip import with_slip
+from support.small_sums import NONE, SUBNORMAL, TINY, results_with, unequal
 from support.variants import rendered_module
 
 
@@ -92,11 +93,14 @@ CALLS = {
     ),
 }  # fmt: skip
 
+#: By what an output is divided.
+DIVISOR = "tl.where(tl.abs(l_i) < 1.1754943508222875e-38, 0.0, 1.0 / l_i)[:, None]"
+
 #: Defects: the text, what stands in its place, and the call that finds it.
 DEFECTS = {
     "hidden keys": ("seen = tl.where(visible, scores, 0.0)", "seen = scores", "window"),
-    "no division": ("tl.where(l_i == 0.0, 0.0, 1.0 / l_i)[:, None]", "1.0", "window"),
-    "0 / 0": ("tl.where(l_i == 0.0, 0.0, 1.0 / l_i)[:, None]", "(1.0 / l_i)[:, None]", "pasted"),
+    "no division": (DIVISOR, "1.0", "window"),
+    "0 / 0": (DIVISOR, "(1.0 / l_i)[:, None]", "pasted"),
     "gradients of 0 / 0": (
         "tl.where(has_inverse[:, None], grad_out * inverse[:, None], 0.0)",
         "grad_out * inverse[:, None]", "pasted"),
@@ -143,29 +147,30 @@ def test_a_defect_is_found(name: str) -> None:
         check_pairs(module, spec, found_by)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sums_of_decays_may_be_large(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind 200,000 keys that forget everything: float32 does not hold such whole numbers."""
-    of = linear(relu(), decay=DECAY)
-    module = rendered_module(AttentionSpec(16, dtype, mask=sliding_window(9, 0), normaliser=of))
-    sums_of = module._decays_of_keys
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 1, 40, 16, generator=generator).to(getattr(torch, dtype))
-               for _ in range(3))  # fmt: skip
-    decay = -torch.rand(1, 1, 40, generator=generator)
+WINDOW = AttentionSpec(16, "float32", mask=sliding_window(20, 0), normaliser=linear(elu_plus_one()))
 
-    def far(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        whole, rest = sums_of(*given)
-        return whole - 22_222_222, rest
 
-    def results() -> tuple[torch.Tensor, ...]:
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, decay)]
-        out = module.attention(*leaves[:3], decay=leaves[3])
-        return out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
+@pytest.mark.parametrize("run", ["attention", "reference"])
+def test_a_subnormal_sum_counts_as_none(run: str) -> None:
+    module = rendered_module(WINDOW)
+    found = (results_with(module, WINDOW, x, run=run) for x in (SUBNORMAL, NONE))
+    assert not unequal(*found)
 
-    near = results()
-    monkeypatch.setattr(module, "_decays_of_keys", far)
-    assert all(map(torch.equal, results(), near))
+
+def test_a_subnormal_sum_is_found_to_be_divided_by() -> None:
+    edit = with_slip("tl.abs(l_i) < 1.1754943508222875e-38", "l_i == 0.0")
+    module = rendered_module(WINDOW, edit_source=edit)
+    assert "out" in unequal(*(results_with(module, WINDOW, x) for x in (SUBNORMAL, NONE)))
+
+
+@pytest.mark.parametrize("least", ["7.888609052210118e-31", "1.1754943508222875e-38"])
+def test_what_tiny_sums_divide_may_overflow(least: str) -> None:
+    """So these have no gradient; with that of a sum from 2^-126 on, others were NaN."""
+    edit = with_slip("tl.abs(lse) >= 7.888609052210118e-31", f"tl.abs(lse) >= {least}")
+    module = rendered_module(WINDOW, edit_source=edit)
+    found = [results_with(module, WINDOW, x, of_lse=0.0) for x in (TINY, NONE)]
+    of_sums = [{name: x[name] for name in "qkv"} for x in found]
+    assert bool(unequal(*of_sums)) == (least != "7.888609052210118e-31")
 
 
 @pytest.mark.parametrize("decay", [None, DECAY])

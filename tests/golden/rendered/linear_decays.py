@@ -121,6 +121,12 @@ def _load_tile(
         return tl.load(tile, mask=inside, other=0.0)
 
 
+@triton.jit
+def _inverse(sums):
+    """1 / sums, and 0 of sums below 2^-126: float32 holds these in part, and no inverse of them."""
+    return tl.where(tl.abs(sums) < 1.1754943508222875e-38, 0.0, 1.0 / sums)
+
+
 @triton.jit(do_not_specialize=["num_heads", "length", "num_chunks"])
 def _linear_decays(
     decay_ptr,
@@ -426,7 +432,7 @@ def _linear_step(
         phi_q = q.to(tl.float32)
         acc = tl.sum(phi_q[:, None] * kv, 0)
         weight = tl.sum(phi_q * z, 0)
-        acc *= tl.where(weight == 0.0, 0.0, 1.0 / weight)
+        acc *= _inverse(weight)
         row = (batch * num_q_heads + head) * 24
         tl.store(out_ptr + row + offs_v, acc.to(out_ptr.dtype.element_ty), mask=offs_v < 24)
 
@@ -540,7 +546,7 @@ def _linear_forward(
         )
         acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc, input_precision="ieee")
         state = tl.dot(tl.trans(v), weighted_k, state * whole, input_precision="ieee")
-        acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[None, :]
+        acc *= _inverse(sums)[None, :]
         row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
         tl.store(
             out_ptr + row * 24 + offs_n[:, None] * 24 + offs_v[None, :],
@@ -600,7 +606,7 @@ def _weighted_features(
     delta = sums * tl.load(grad_sums_ptr + row + offs_n, mask=inside, other=0.0)
     delta -= tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(deltas_ptr + row + offs_n, delta, mask=inside)
-    phi = q.to(tl.float32) * tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+    phi = q.to(tl.float32) * _inverse(sums)[:, None]
     phi = tl.where(there, phi, 0.0).to(q.dtype)
     offs_phi = offs_n[:, None] * 40 + offs_f[None, :]
     tl.store(phi_ptr + row * 40 + offs_phi, phi, mask=there)
@@ -738,7 +744,7 @@ def _linear_backward_of_queries(
             other=0.0,
         )
         sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
-        weight = tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+        weight = _inverse(sums)[:, None]
         # A query's weights times their gradients, for those of decays. They add up to the gradient
         # of their sum, times the sum, but for rounding, which those of keys have alike.
         rows = tl.sum(acc * phi_q.to(tl.float32), 1)
@@ -1503,7 +1509,7 @@ def _attend(q, k, v, log_decay, first_kv, first_z):
         total = whole * total + chunk_k.sum(-2)
         state = whole[..., None] * state + chunk_k.mT @ chunk_v
     acc, sums = (torch.cat(part, dim=3).flatten(1, 2) for part in zip(*parts, strict=True))
-    empty = sums == 0.0
+    empty = sums.abs() < torch.finfo(sums.dtype).tiny
     out = (acc / sums.masked_fill(empty, 1.0).unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0)
     return out.to(q.dtype), sums, state.squeeze(2), total.squeeze(2)
 

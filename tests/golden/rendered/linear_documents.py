@@ -122,6 +122,12 @@ def _load_tile(
 
 
 @triton.jit
+def _inverse(sums):
+    """1 / sums, and 0 of sums below 2^-126: float32 holds these in part, and no inverse of them."""
+    return tl.where(tl.abs(sums) < 1.1754943508222875e-38, 0.0, 1.0 / sums)
+
+
+@triton.jit
 def _larger(a, b):
     """The larger one of two positions."""
     return tl.maximum(a, b)
@@ -572,7 +578,7 @@ def _linear_step(
         phi_q = _features(q).to(q.dtype).to(tl.float32)
         acc = tl.sum(phi_q[:, None] * kv, 0)
         weight = tl.sum(phi_q * z, 0)
-        acc *= tl.where(weight == 0.0, 0.0, 1.0 / weight)
+        acc *= _inverse(weight)
         row = (batch * num_q_heads + head) * 64
         tl.store(out_ptr + row + offs_v, acc.to(out_ptr.dtype.element_ty))
 
@@ -691,7 +697,7 @@ def _linear_forward(
                 v = tl.where(known[:, None], v, 0.0)
             acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc)
             state = tl.dot(tl.trans(v), weighted_k, state * whole)
-            acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[None, :]
+            acc *= _inverse(sums)[None, :]
             row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
             tl.store(
                 out_ptr + row * 64 + offs_n[:, None] * 64 + offs_v[None, :],
@@ -808,7 +814,7 @@ def _linear_pairs(
     if first_z_ptr is not None:
         total = tl.load(first_z_ptr + at * 64 + offs_f)
         sums += seen * tl.sum(phi_q.to(tl.float32) * total[None, :], 1)
-    acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+    acc *= _inverse(sums)[:, None]
     start = q_start
     row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
     tl.store(
@@ -967,7 +973,7 @@ def _weighted_features(
     delta = sums * tl.load(grad_sums_ptr + row + offs_n, mask=inside, other=0.0)
     delta -= tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(deltas_ptr + row + offs_n, delta, mask=inside)
-    phi = _features(q) * tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+    phi = _features(q) * _inverse(sums)[:, None]
     phi = tl.where(there, phi, 0.0).to(q.dtype)
     offs_phi = offs_n[:, None] * 64 + offs_f[None, :]
     tl.store(phi_ptr + row * 64 + offs_phi, phi, mask=there)
@@ -1103,7 +1109,7 @@ def _linear_backward_of_queries(
             if not SHOWN:
                 known = log < float("inf")
                 acc = tl.where(known[:, None], acc, 0.0)
-            weight = tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+            weight = _inverse(sums)[:, None]
             # A query's weights times their gradients, for those of decays. They add up to the
             # gradient
             # of their sum, times the sum, but for rounding, which those of keys have alike.
@@ -1853,7 +1859,7 @@ def _linear_pairs_of_queries(
         rows += tl.sum(of_first * phi_q.to(tl.float32), 1)
         acc += of_first
     sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
-    acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+    acc *= _inverse(sums)[:, None]
     tl.store(rows_ptr + row + offs_n, rows, mask=inside)
     x_rows = q_src + batch.to(tl.int64) * stride_xb + head.to(tl.int64) * stride_xh
     q = _load_tile(x_rows, stride_xn, batch, head, start, q_len, 0, CHUNK, 64, USE_TMA)
@@ -2353,9 +2359,10 @@ def attention(
 
 
 def _lse(sums, scale):
-    """The logarithm of scale * sums, -inf for a sum of 0, which has no gradient then."""
-    lse = torch.log(torch.where(sums > 0.0, sums, 1.0)) + math.log(scale)
-    return torch.where(sums > 0.0, lse, -math.inf)
+    """The logarithm of scale * sums; -inf, without a gradient, of what counts as 0."""
+    above = sums >= torch.finfo(sums.dtype).tiny
+    lse = torch.log(torch.where(above, sums, 1.0)) + math.log(scale)
+    return torch.where(above, lse, -math.inf)
 
 
 def step(q, k, v, state, *, log_decay, scale=None):
@@ -2503,7 +2510,7 @@ def _attend(q, k, v, log_decay, run_ids, first_kv, first_z):
     state = alike[..., None] * state + phi_k.mT @ values
     total = alike * total + phi_k.sum(-2)
     acc, sums = (torch.cat(part, dim=3).flatten(1, 2) for part in zip(*parts, strict=True))
-    empty = sums == 0.0
+    empty = sums.abs() < torch.finfo(sums.dtype).tiny
     out = (acc / sums.masked_fill(empty, 1.0).unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0)
     return out.to(q.dtype), sums, state.squeeze(2), total.squeeze(2)
 

@@ -117,6 +117,12 @@ def _load_tile(
         return tl.load(tile, mask=inside, other=0.0)
 
 
+@triton.jit
+def _inverse(sums):
+    """1 / sums, and 0 of sums below 2^-126: float32 holds these in part, and no inverse of them."""
+    return tl.where(tl.abs(sums) < 1.1754943508222875e-38, 0.0, 1.0 / sums)
+
+
 @triton.jit(do_not_specialize=["num_heads", "length"])
 def _linear_features(
     x_ptr,
@@ -300,7 +306,7 @@ def _linear_step(
         phi_q = q.to(tl.float32)
         acc = tl.sum(phi_q[:, None] * kv, 0)
         weight = tl.sum(phi_q * z, 0)
-        acc *= tl.where(weight == 0.0, 0.0, 1.0 / weight)
+        acc *= _inverse(weight)
         row = (batch * num_q_heads + head) * 64
         tl.store(out_ptr + row + offs_v, acc.to(out_ptr.dtype.element_ty))
 
@@ -395,7 +401,7 @@ def _linear_forward(
         )
         acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc)
         state = tl.dot(tl.trans(v), phi_k, state)
-        acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[None, :]
+        acc *= _inverse(sums)[None, :]
         row = (batch * num_q_heads + head).to(tl.int64) * q_len + start
         tl.store(
             out_ptr + row * 64 + offs_n[:, None] * 64 + offs_v[None, :],
@@ -453,7 +459,7 @@ def _weighted_features(
     delta = sums * tl.load(grad_sums_ptr + row + offs_n, mask=inside, other=0.0)
     delta -= tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(deltas_ptr + row + offs_n, delta, mask=inside)
-    phi = q.to(tl.float32) * tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+    phi = q.to(tl.float32) * _inverse(sums)[:, None]
     phi = tl.where(there, phi, 0.0).to(q.dtype)
     offs_phi = offs_n[:, None] * 64 + offs_f[None, :]
     tl.store(phi_ptr + row * 64 + offs_phi, phi, mask=there)
@@ -555,7 +561,7 @@ def _linear_backward_of_queries(
             + offs_f
         )
         sums = tl.load(sums_ptr + row + offs_n, mask=inside, other=0.0)
-        acc *= tl.where(sums == 0.0, 0.0, 1.0 / sums)[:, None]
+        acc *= _inverse(sums)[:, None]
         tl.store(
             grad_q_ptr + row * 64 + offs_n[:, None] * 64 + offs_f[None, :],
             acc.to(grad_q_ptr.dtype.element_ty),
@@ -1125,7 +1131,7 @@ def _attend(q, k, v, first_kv, first_z):
         total = total + chunk_k.sum(-2)
         state = state + chunk_k.mT @ chunk_v
     acc, sums = (torch.cat(part, dim=3).flatten(1, 2) for part in zip(*parts, strict=True))
-    empty = sums == 0.0
+    empty = sums.abs() < torch.finfo(sums.dtype).tiny
     out = (acc / sums.masked_fill(empty, 1.0).unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0)
     return out.to(q.dtype), sums, state.squeeze(2), total.squeeze(2)
 

@@ -527,7 +527,7 @@ def _attention_forward(
         acc_1 = tl.dot(p.to(v_1.dtype), v_1, acc_1)
 
     lse = l_i * scale
-    scale_out = tl.where(l_i == 0.0, 0.0, 1.0 / l_i)[:, None]
+    scale_out = tl.where(tl.abs(l_i) < 1.1754943508222875e-38, 0.0, 1.0 / l_i)[:, None]
     row = (batch * num_q_heads + head).to(tl.int64) * q_len
     in_rows = offs_m < q_len
     tl.store(lse_ptr + row + offs_m, lse, mask=in_rows)
@@ -567,7 +567,7 @@ def _backward_rows(
     out (batch, num_q_heads, q_len, 40), lse and grad_lse (batch, num_q_heads, q_len) are
     contiguous; lse holds sums of weights. The second half of rows_ptr, (2, num_rows) float32, gets
     delta = sum(out * divided) - grad_lse, rows_len for each head, and divided_ptr grad_out over the
-    sums, contiguous, which other kernels read in its place; 0 where a sum is 0 or subnormal. delta
+    sums, contiguous, which other kernels read in its place; 0 where a sum is below 2^-100. delta
     has what is rounded, so that rounding cancels where values are alike.
     Rows from q_len on are padding, of zeros. Without HAS_GRAD_LSE grad_lse is 0, and grad_lse_ptr
     is not read.
@@ -586,8 +586,8 @@ def _backward_rows(
     rows = batch_head.to(tl.int64) * q_len + offs_m
     inside = offs_m < q_len
     lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
-    # The inverse of a subnormal sum may be infinite.
-    has_inverse = tl.abs(lse) >= 1.1754943508222875e-38  # 2^-126
+    # Products of values with what is divided by less may be infinite.
+    has_inverse = tl.abs(lse) >= 7.888609052210118e-31  # 2^-100
     inverse = 1.0 / lse
     delta = tl.zeros([ROWS], tl.float32)
     if HAS_GRAD_LSE:
@@ -1580,7 +1580,7 @@ def _attend(q, k, v, scale, document_ids, first, q_len, kv_len, masked=None, mem
             scores[..., begin - first[3] : end - first[3]].masked_fill_(~visible, 0.0)
     lse = scores.sum(-1)  # products are weights, of which this is the sum
     total = lse[..., None]
-    empty = total == 0
+    empty = total.abs() < torch.finfo(total.dtype).tiny
     total = total.masked_fill(empty, 1.0)
     out = (
         ((scores.reshape(*rows, k.shape[2]) @ values).reshape(*q.shape[:3], 40) / total)
