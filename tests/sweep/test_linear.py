@@ -371,6 +371,29 @@ def test_steps_through_a_segment_carry_on(name: str) -> None:
         check_linear(rendered_module(spec, edit_source=lost), spec, call)
 
 
+@pytest.mark.parametrize("dim", [2, 3])
+def test_decays_of_features_far_apart(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have any strides, and a chunk's offsets have 32 bits; such reads ended processes."""
+    module, shape, strides = rendered_module(PLAIN_FEATURES), (1, 1, 3, 16), []
+    near, (q, k, v) = module._near, (torch.randn(shape).bfloat16().requires_grad_() for _ in "qkv")
+    for step in (2**23 - 1, 2**23):
+        far = torch.empty_strided(shape, [step if i == dim else 1 for i in range(4)], device="meta")
+        assert (near(far) is far) == (step < 2**23)
+        assert near(far[:, :, :1, :1]).stride(dim) == step  # nothing is beyond it
+
+    def noted(decay: torch.Tensor) -> torch.Tensor:
+        strides.append(decay.stride())
+        return near(decay)
+
+    monkeypatch.setattr(module, "_near", noted)
+    decay = torch.zeros(16, 1, 1, 3).permute(1, 2, 3, 0)
+    out = module.attention(q, k, v, decay=decay)
+    torch.autograd.grad(out.sum(), (q, k, v))
+    with torch.no_grad():
+        module.step(*(x[:, :, :1] for x in (q, k, v)), None, decay=decay[:, :, :1])
+    assert strides == [decay.stride()] * 3
+
+
 #: Of causal and of full attention, and of the kernels for ids that return.
 DIVIDED = {
     "causal": (ELU, {}),

@@ -1833,6 +1833,7 @@ def _launch(q, k, v, scale, log_decay, first_kv, return_state, config):
         return _asked_for(_attend(q, k, v, scale, log_decay, first_kv), return_state)
     out = q.new_empty(batch, num_q_heads, q_len, 64)
     chunk = config["CHUNK"]
+    log_decay = _near(log_decay)
     decayed_q, decayed_k, weights, logs, _ = _decay_features(q, k, log_decay, chunk)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (decayed_q, decayed_k, v)))
     num_segments, segment_chunks = _segments(q_len, config, batch * num_q_heads, q.device)
@@ -1892,6 +1893,7 @@ def _launch_gradients(q, k, v, scale, log_decay, first_kv, g, grad_kv, config):
     num_kv_heads, kv_len = k.shape[1:3]
     grads = tuple(x.new_empty(x.shape) for x in (q, k, v))
     chunk = config["CHUNK"]
+    log_decay = _near(log_decay)
     decayed_q, decayed_k, weights, logs, least = _decay_features(q, k, log_decay, chunk)
     use_tma = config["USE_TMA"] and all(map(_tma_reads, (decayed_q, decayed_k, v, g)))
     constants = _constants(config, use_tma)
@@ -2056,6 +2058,12 @@ def _new_chunk_sums(x, num_chunks):
     return x.new_empty(*x.shape[:2], num_chunks, 64, dtype=torch.float32)
 
 
+def _near(decay):
+    """Decays of features, or a copy: kernels have offsets of 32 bits inside a chunk."""
+    steps = [decay.stride(i) for i in (2, 3) if decay.shape[i] > 1]
+    return decay if all(step < MOST_STEP for step in steps) else decay.contiguous()
+
+
 def _decay_features(phi_q, phi_k, decay, chunk):
     """(q's features with decays, k's, weights within chunks, sums of decays, least)."""
     batch, num_q_heads, length, _ = phi_q.shape
@@ -2194,6 +2202,7 @@ def _step(q, k, v, scale, log_decay, first_kv):
     num_kv_heads = k.shape[1]
     out = q.new_empty(batch, num_q_heads, 1, 64)
     kv = q.new_empty(batch, num_kv_heads, 64, 64, dtype=torch.float32)
+    log_decay = _near(log_decay)
     args = (
         q,
         k,
@@ -2288,7 +2297,7 @@ def _addressed(x):
     """x, or a copy that kernels can address through pointers, for a tensor without checks.
 
     Only the output's gradient needs this: q, k and v are checked, tensors that launchers make are
-    contiguous, and elements of parameters have 64-bit offsets.
+    contiguous, and elements of parameters have 64-bit offsets or are near (`_near`).
     """
     if x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) < MOST_STEP):
         return x
