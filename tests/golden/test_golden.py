@@ -315,6 +315,8 @@ def test_no_golden_is_left_over() -> None:
 def test_rendering_is_the_same_in_every_process() -> None:
     """Neither the order of sets nor a memory address reaches the source."""
     script = (
+        "from support.quick_sympy import quicken_sympy\n"
+        "quicken_sympy()\n"
         "from support.variants import any_hopper, any_hopper_backward, rendered, shipped_specs\n"
         "from support.variety import MASK_SPECS\n"
         "from flashgen.plan import lower\n"

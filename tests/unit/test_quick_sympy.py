@@ -14,7 +14,20 @@ def test_kept_comparisons_are_those_of_sympy() -> None:
     """Of terms in either order, whose symbols differ in what is known of them."""
     any_x, x = Symbol("x", integer=True), Symbol("x", integer=True, nonnegative=True)
     y = Symbol("y", integer=True, positive=True)
-    terms = [any_x, x, y, x + 1, x + y, 2 * x + 2, Integer(0), Integer(3), -y, x - y, S(1) / 2]
+    terms = [
+        any_x,
+        x,
+        y,
+        x + 1,
+        x + y,
+        2 * x + 2,
+        Integer(0),
+        Integer(3),
+        -y,
+        x - y,
+        x * y,
+        S(1) / 2,
+    ]
     for _ in range(2):  # when they are asked for, and when they are kept
         for a, b in product(terms, repeat=2):
             assert MinMaxBase._is_connected(a, b) == connected_by_sympy(a, b), (a, b)
