@@ -21,6 +21,7 @@ from triton.runtime.interpreter import interpreter_semantic
 from sweep.quick_operands import FLOATS, INT32, NUMPY, made, operands
 
 _load = interpreter._interpreter.load
+_UINT16 = np.dtype(np.uint16)  # what numpy has of bfloat16
 
 
 def _arithmetic(slow: Callable[..., Any], function: Any) -> Callable[..., Any]:
@@ -158,7 +159,7 @@ def _load_of(slow: Callable[..., Any]) -> Callable[..., Any]:
         boundary_check, padding, cache, eviction, _ = options
         kind = ptr.dtype
         element = getattr(kind, "element_ty", None)
-        of_numpy = NUMPY.get(id(element))
+        of_numpy = _UINT16 if element is tl.bfloat16 else NUMPY.get(id(element))
         plain = not (boundary_check or padding or cache) and eviction in ("", "evict_last")
         if ptr.type is kind or of_numpy is None or element is tl.int1 or not plain:
             return slow(ptr, mask, other, *options)
@@ -232,8 +233,33 @@ QUICK: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
+def _convert_float_of(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """bfloat16 is the upper half of float32: to float32, and back where nothing is rounded."""
+
+    def quick(data: Any, before: Any, after: Any, rounding: Any) -> Any:
+        if before is tl.bfloat16 and after is tl.float32:
+            bits = data.view(np.uint16)
+            if not _has_subnormals(bits, 7):
+                return bits.astype(np.uint32) << 16
+        elif before is tl.float32 and after is tl.bfloat16 and rounding is None:
+            bits = data.view(np.uint32)
+            if not _has_subnormals(bits, 23):
+                return (bits >> 16).astype(np.uint16)
+        return slow(data, before, after, rounding)
+
+    return quick
+
+
+def _has_subnormals(bits: Any, mantissa: int) -> bool:
+    """Whether floats of 8 bits of exponent have some, which Triton rounds as it likes."""
+    magnitude = bits & ((1 << (mantissa + 8)) - 1)
+    return bool(((magnitude < 1 << mantissa) & (magnitude != 0)).any())
+
+
 def quicken_operators() -> None:
     """Puts them there, for the interpreter alone."""
+    slow = interpreter._convert_float
+    interpreter._convert_float = functools.wraps(slow)(_convert_float_of(slow))
     for name, quick in QUICK.items():
         slow = getattr(interpreter_semantic, name)
         setattr(interpreter_semantic, name, functools.wraps(slow)(quick(slow)))

@@ -14,7 +14,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton._C.libtriton.ir import ROUNDING_MODE
 from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import ScanOps, TensorHandle, interpreter_semantic
 
@@ -138,7 +140,28 @@ def test_casts_and_dimensions() -> None:
         _agree("expand_dims", _tensor(tl.float32, shape), axis)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int8])
+def test_bfloat16() -> None:
+    """Every number of 16 bits, and those of 32 around them, with subnormal ones and without."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    quick = interpreter._convert_float
+    for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        wide = (every.astype(np.uint32) << 16 | low).view(np.float32)
+        for data, *kinds in (every, tl.bfloat16, tl.float32), (wide, tl.float32, tl.bfloat16):
+            for some in (
+                data,
+                data[(every & 0x7F80) != 0].reshape(4, -1).T,
+                data[:1],
+                data[-0x7FFF:-0x7FF0],
+            ):
+                for rounding in (None, ROUNDING_MODE.RTNE):
+                    ours = quick(some, *kinds, rounding)
+                    theirs = quick.__wrapped__(some, *kinds, rounding)
+                    assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs), kinds
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int8]
+)
 def test_loads(dtype: torch.dtype) -> None:
     memory = torch.arange(64).to(dtype)
     element = getattr(tl, str(dtype).removeprefix("torch."))
