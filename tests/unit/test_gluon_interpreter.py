@@ -279,15 +279,33 @@ def test_pointers_stay_inside_of_their_tensor(offset: int, masked: bool) -> None
         mask = places < 16 if masked else None
         gl.store(ptr + places, gl.load(ptr + places, mask, 0.0) + 1.0, mask)
 
-    def launch() -> None:
-        Kernel(kernel)[(1,)](x, num_warps=4)
+    def load(ptr: Any) -> None:
+        gl.load(ptr + gl.arange(0, 16) + offset)
+
+    def store(ptr: Any) -> None:
+        gl.store(ptr + gl.arange(0, 16) + offset, 0.0)
 
     if offset and not masked:
-        with pytest.raises(AssertionError, match="outside of a tensor's memory"):
-            launch()
+        for one in (load, store):
+            with pytest.raises(AssertionError, match="outside of a tensor's memory"):
+                Kernel(one)[(1,)](x, num_warps=4)
         return
-    launch()
+    Kernel(kernel)[(1,)](x, num_warps=4)
     assert torch.equal(x[offset:], torch.arange(16)[offset:] + 1.0)
+
+
+def test_what_was_loaded_does_not_change_with_memory() -> None:
+    """At one place and at several."""
+    x = torch.zeros(17, dtype=torch.int32)
+
+    def kernel(ptr: Any) -> None:
+        for places in (Block(torch.tensor(0)), gl.arange(0, 16)):
+            before = gl.load(ptr + places)
+            gl.store(ptr + places, before + 1)
+            gl.store(ptr + 16, gl.load(ptr + 16) + before.data.max().item())
+
+    Kernel(kernel)[(1,)](x, num_warps=4)
+    assert x.tolist() == [2, *[1] * 15, 1]
 
 
 def test_programs_of_a_grid_count_together() -> None:
@@ -319,6 +337,9 @@ def test_numbers_are_computed_with_as_in_triton() -> None:
     held = Block(torch.tensor([[True, False], [True, True]]))
     assert gl.min(held, 1).data.tolist() == [False, True]
     assert gl.max(~held, 1).data.tolist() == [True, False]
+    some = Block(torch.tensor([[torch.nan, 1.0], [torch.nan, torch.nan], [-torch.inf, 2.0]]))
+    assert gl.max(some, 1).data.tolist() == [1.0, -torch.inf, 2.0]
+    assert gl.min(some, 1).data.tolist() == [1.0, torch.inf, -torch.inf]
 
 
 SELECTED = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -21,14 +22,14 @@ def inline_asm(
     Raises:
         NotImplementedError: there is no such piece in the kernels that were known here.
     """
-    if barrier := re.fullmatch(r"bar\.(sync|arrive) (\d+), 256; mov\.b32 \$0, \$1;", text):
+    if barrier := _barrier(text):
         meet(int(barrier[2]), stays=barrier[1] == "sync")
         return args[0]
     if text in ("mov.b32 $0, $1;", "mov.b32 $0, 0;"):
         return args[0] if "$1" in text else Block(torch.zeros((), dtype=torch.int32))
     if text == "tanh.approx.f32 $0, $1;":
         return Block(of(args[0]).tanh())  # the instruction has 11 bits
-    if pair := re.fullmatch(r"cvt\.rn\.(bf16|f16)x2\.f32 \$0, \$2, \$1;", text):
+    if pair := _pair(text):
         low, high = (x.data.to(_HALVES[pair[1]]) for x in args)
         return Block(torch.stack([low, high], -1).view(torch.int32)[..., 0])
     if text == "mul.rn.bf16x2 $0, $1, $2;":
@@ -50,6 +51,16 @@ def inline_asm(
     if text.lstrip().startswith("{"):
         return Block(ptx.run(text, [of(x) for x in args], dtype))
     raise NotImplementedError(text)
+
+
+@functools.cache
+def _barrier(text: str) -> re.Match[str] | None:
+    return re.fullmatch(r"bar\.(sync|arrive) (\d+), 256; mov\.b32 \$0, \$1;", text)
+
+
+@functools.cache
+def _pair(text: str) -> re.Match[str] | None:
+    return re.fullmatch(r"cvt\.rn\.(bf16|f16)x2\.f32 \$0, \$2, \$1;", text)
 
 
 _HALVES = {"bf16": torch.bfloat16, "f16": torch.float16}

@@ -62,8 +62,10 @@ class Shared:
         return Shared(data.view(list(shape)))
 
     def load(self, layout: Layout | None = None) -> Block:
-        """What is in it; somebody has to have written whole numbers."""
-        assert not (self.data == nobodys(self.data.dtype)).any(), "read before it was written to"
+        """What is in it; somebody has to have written whole numbers: NaN shows by itself."""
+        if not self.data.is_floating_point():
+            is_there = self.data != nobodys(self.data.dtype)
+            assert is_there.all(), "read before it was written to"
         return Block(self.data.clone())
 
     def store(self, value: Block) -> None:
@@ -293,6 +295,14 @@ class Pointer:
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.memory, self.offset + offset)
 
+    def _all_places(self) -> torch.Tensor:
+        """Those without a mask."""
+        places = of(self.offset)
+        if places.numel():
+            least, most = map(int, places.aminmax())
+            assert least >= 0 and most < self.memory.numel(), "outside of a tensor's memory"
+        return places
+
     def _places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
         places = of(self.offset)
         wanted = torch.ones_like(places, dtype=torch.bool) if mask is None else of(mask)
@@ -303,6 +313,9 @@ class Pointer:
 
     def load(self, mask: Any = None, other: Any = None) -> Block:
         """Elements where the mask holds."""
+        if mask is None:
+            found = self.memory[self._all_places()]
+            return Block(found if found.ndim else found.clone())  # at one place it is a view
         places, wanted = self._places(mask)
         found = self.memory[torch.where(wanted, places, 0)] if self.memory.numel() else places
         if other is None:

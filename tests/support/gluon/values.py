@@ -222,10 +222,10 @@ def minimum(a: Any, b: Any) -> Block:
 
 def largest(x: Block, axis: int) -> Block:
     """Along a dimension, which goes; NaN counts for nothing, as in the hardware's maximum."""
-    data = (
-        x.data.nan_to_num(-math.inf, math.inf, -math.inf) if x.data.is_floating_point() else x.data
-    )
-    return Block(data.amax(axis))
+    found = x.data.amax(axis)
+    if found.is_floating_point() and found.isnan().any():
+        found = x.data.nan_to_num(-math.inf, math.inf, -math.inf).amax(axis)
+    return Block(found)
 
 
 def smallest(x: Block, axis: int) -> Block:
