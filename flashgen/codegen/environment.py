@@ -66,5 +66,10 @@ def environment(dialect: Triton = TRITON, folders: tuple[Path, ...] = ()) -> jin
     templates.filters["plain"] = plain_source
     templates.filters["printed"] = printed
     templates.tests["package_name"] = is_package_name
-    templates.tests["read_in"] = lambda name, text: re.search(rf"\b{name}\b", text) is not None
+    templates.tests["read_in"] = _is_read_in
     return templates
+
+
+def _is_read_in(name: str, text: str) -> bool:
+    """Whether a text has a name as a word; to look for its letters first takes a fraction."""
+    return name in text and re.search(rf"\b{name}\b", text) is not None

@@ -85,13 +85,19 @@ def _statements(text: str) -> Iterator[str]:
     depth = 0
     for line in text.split("\n"):
         lines.append(line)
-        code = _STRING.sub("", line).partition("# ")[0]
-        depth = max(depth + sum(map(code.count, "([{")) - sum(map(code.count, ")]}")), 0)
+        depth = max(depth + _opened(line), 0)
         if not depth:
             yield "\n".join(lines)
             lines = []
     if lines:
         yield "\n".join(lines)
+
+
+@lru_cache(maxsize=1 << 15)  # modules have many lines in common
+def _opened(line: str) -> int:
+    """How many more brackets a line opens than it closes."""
+    code = _STRING.sub("", line).partition("# ")[0]
+    return sum(map(code.count, "([{")) - sum(map(code.count, ")]}"))
 
 
 @lru_cache(maxsize=8192)

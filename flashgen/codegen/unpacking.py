@@ -36,7 +36,8 @@ def unpacking(
             element of another comes after it.
     """
     indent = body[: len(body) - len(body.lstrip())].split("\n")[-1]
-    viewed = [name for name in views or {} if name in _READ.findall(re.sub(r"#.*", "", body))]
+    in_body = _READ.findall(re.sub(r"#.*", "", body)) if views else ()
+    viewed = [name for name in views or {} if name in in_body]
     body = "".join(fold(f"{indent}{name} = {(views or {})[name]}") for name in viewed) + body
     for variable, elements in reversed(tuples.items()):
         code = re.sub(r"#.*", "", body)  # in which `name=` is a keyword

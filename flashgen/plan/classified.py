@@ -5,8 +5,9 @@ Either only the data knows what is visible, or one range lies around what is vis
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -304,7 +305,8 @@ def bounds_are_too_wide(predicate: Predicate) -> bool:
     return bool(left_to_data(predicate, ranges=True)) or excess_of_bounds(predicate).too_wide
 
 
-def classified(predicate: Predicate, left: Collection[Any]) -> ClassifiedTiles:
+@lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
+def classified(predicate: Predicate, left: tuple[Any, ...]) -> ClassifiedTiles:
     """The kernels for any mask."""
     said, excess = said_apart(predicate, left), excess_of_bounds(predicate)
     shared = predicate.expr.xreplace({FloorDiv(H, GROUP): _KV_HEAD})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -95,6 +96,7 @@ class TileListing:
         return self.by_batch or self.by_head
 
 
+@lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
 def tile_listing(predicate: Predicate) -> TileListing | None:
     """The kernel that lists the tiles of a mask which reads block tables; None for any other."""
     logic = tile_logic(predicate)

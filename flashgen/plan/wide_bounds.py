@@ -103,12 +103,14 @@ def _needed(answers: TileAnswers, values: Mapping[str, Any]) -> int:
         {first: _reads(answers.reads, axes, first, values) for first in firsts}
         for axes in (Axes.ROW, Axes.COLUMN)
     )
-    needed = {
-        (q_first // BLOCK, kv_first // BLOCK)
-        for q_first in firsts
-        for kv_first in firsts
-        if evaluate(answers.seen, {**values, **of_rows[q_first], **of_keys[kv_first]})
-    }
+    needed: set[tuple[int, int]] = set()
+    for q_first in firsts:
+        known = {**values, **of_rows[q_first]}
+        for kv_first in firsts:
+            tile = q_first // BLOCK, kv_first // BLOCK
+            known |= of_keys[kv_first]  # the same names each time
+            if tile not in needed and evaluate(answers.seen, known):
+                needed.add(tile)
     return len(needed)
 
 

@@ -35,6 +35,14 @@ def render_backward(backward: BackwardPlan) -> str:
     )
 
 
+def _source(plan: KernelPlan) -> str:
+    """The functions of both kernels, each of which asks for them, as do both digests."""
+    if _source not in plan.derived:
+        plan.derived[_source] = render_backward(backward_plan(plan))
+    kept: str = plan.derived[_source]
+    return kept
+
+
 class _BackwardTriton(GradientKernel):
     """Shared parts of both kernels.
 
@@ -67,11 +75,11 @@ class _BackwardTriton(GradientKernel):
 
     def source(self, plan: KernelPlan, before: Collection[str] = ()) -> str:
         """The functions of both kernels and of the kernel over rows, which share functions."""
-        return render_backward(backward_plan(plan))
+        return _source(plan)
 
     def digest(self, plan: KernelPlan) -> str:
         """Over the functions that it calls, the forward kernel's among them."""
-        text = render_kernel(plan) + "\n\n" + render_backward(backward_plan(plan))
+        text = render_kernel(plan) + "\n\n" + _source(plan)
         return source_digest(text, (FUNCTIONS[self.of],))
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:

@@ -19,8 +19,15 @@ from flashgen.plan import KernelPlan
 
 
 def render_kernel(plan: KernelPlan) -> str:
-    """The Triton functions of the forward kernel, `_attention_forward` last."""
-    return render("forward_triton/kernel.py.jinja", plan=plan, varlen=False)
+    """The Triton functions of the forward kernel, `_attention_forward` last.
+
+    Digests of the backward kernels ask for them too.
+    """
+    if render_kernel not in plan.derived:
+        given: dict[str, Any] = {"plan": plan, "varlen": False}
+        plan.derived[render_kernel] = render("forward_triton/kernel.py.jinja", **given)
+    kept: str = plan.derived[render_kernel]
+    return kept
 
 
 class ForwardTriton(ForwardKernel):
