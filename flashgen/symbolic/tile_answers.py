@@ -103,7 +103,6 @@ class TileAnswers:
 
 
 @lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
-@lru_cache(maxsize=1024)  # a build asks for the same ones at several steps, of every spec
 def left_to_data(predicate: Predicate, *, ranges: bool = False) -> tuple[Any, ...]:
     """The conditions on elements of tensors that bounds of tiles leave out, in any order.
 
