@@ -15,8 +15,7 @@ from flashgen.decays import Decay
 from flashgen.functions import exp2, maximum, minimum, where
 from flashgen.params import Tensor
 from flashgen.scores import Score
-from flashgen.spec import AttentionSpec
-from flashgen.symbols import GROUP, KV_LEN, Q_FIRST, FloorDiv
+from flashgen.symbols import GROUP, KV_LEN, FloorDiv
 from flashgen.tracing.expr import Expr
 
 #: A logarithm below it is one of 0, to float32.
@@ -24,9 +23,6 @@ FORGETS = -111.0
 
 #: A logarithm of a weight that is 0, whatever its product of features is.
 LEAST = -256
-
-#: Sums of the keys of a tile are never so far below that up to its first query.
-FAR = -(2.0**30)
 
 #: Weights grow by no more than the exponential of it: what is hidden shall not overflow.
 GROWS = 60.0
@@ -37,16 +33,14 @@ LOG2_E = math.log2(math.e)
 OF_WHOLE, OF_REST = "decay_whole", "decay_rest"
 
 
-def decayed(decay: Decay, spec: AttentionSpec) -> Score:
+def decayed(decay: Decay, align: str | None) -> Score:
     """The score function that multiplies a weight by its decays.
 
     Args:
         decay: of heads, or of keys.
-        spec: whose decay it is. With "top_left" and more queries than keys, sums end at the last
-            key.
+        align: the spec's; with more queries than keys, sums end at the last key.
     """
-    exact = spec.dtype == "float32"
-    of_pair = _of_keys(spec.align, exact=exact) if decay.tensor is not None else _of_heads(decay)
+    of_pair = _of_keys(align) if decay.tensor is not None else _of_heads(decay)
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score * of_pair(b, h, q_idx, kv_idx)
@@ -54,29 +48,17 @@ def decayed(decay: Decay, spec: AttentionSpec) -> Score:
     return Score(score_mod, f"decay={decay.label}", equal_lengths=True)
 
 
-def _of_keys(align: str | None, *, exact: bool) -> Callable[..., Any]:
+def _of_keys(align: str | None) -> Callable[..., Any]:
     dims = ("batch", "num_q_heads", "kv_len")
     wholes, rests = Tensor(OF_WHOLE, dims, "int32"), Tensor(OF_REST, dims)
 
-    def position(q_idx: Any) -> Any:
-        return minimum(q_idx, Expr(KV_LEN) - 1) if align == "top_left" else q_idx
-
     def of_pair(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        at, first = position(q_idx), wholes[b, h, position(Expr(Q_FIRST))]
-
-        def beside(at: Any) -> Any:
-            return maximum((wholes[b, h, at] - first) + rests[b, h, at], FAR)
-
-        if exact:
-            # None of the whole numbers is rounded; the maximum keeps sympy from mixing summands.
-            whole = maximum(wholes[b, h, at] - wholes[b, h, kv_idx], LEAST)
-            sums = whole + (rests[b, h, at] - rests[b, h, kv_idx])
-        else:
-            # One number for a query and one for a key, beside the first query of the tile: these
-            # are small where weights are not 0, and their rounding is far below that of 16 bits.
-            sums = beside(at) - beside(kv_idx)
+        at = minimum(q_idx, Expr(KV_LEN) - 1) if align == "top_left" else q_idx
+        # None of the whole numbers is rounded; the maximum keeps sympy from mixing the summands.
+        whole = maximum(wholes[b, h, at] - wholes[b, h, kv_idx], LEAST)
+        sums = minimum(whole + (rests[b, h, at] - rests[b, h, kv_idx]), GROWS)
         # A power of 2 has one instruction; that of e scales its argument and result besides.
-        return exp2(minimum(sums, GROWS) * LOG2_E)
+        return exp2(sums * LOG2_E)
 
     return of_pair
 

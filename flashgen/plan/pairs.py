@@ -120,7 +120,7 @@ def over_pairs(spec: AttentionSpec) -> AttentionSpec:
     dim = spec.qk_head_dim
     return replace(
         spec,
-        score=None if of.decay is None else decayed(of.decay, spec),
+        score=None if of.decay is None else decayed(of.decay, spec.align),
         head_dim=(of.feature_map.num_features(dim), spec.v_head_dim),
         scale=dim**-0.5 if spec.scale is None else spec.scale,
         normaliser=Products("products", of.label, of=of, vector_dim=dim),

@@ -6,10 +6,9 @@
 Rebuild it from its spec instead of editing it. It needs torch and triton, not flashgen.
 
     mask      sliding_window(left, 0)
-    score     decay=log_decay: score * exp2(1.4426950408889634 * min(60.0, max(-1073741824.0,
-              decay_whole[b, h, q_idx] - decay_whole[b, h, q_first] + decay_rest[b, h, q_idx]) -
-              max(-1073741824.0, decay_rest[b, h, kv_idx] + (decay_whole[b, h, kv_idx] -
-              decay_whole[b, h, q_first]))))
+    score     decay=log_decay: score * exp2(1.4426950408889634 * min(60.0, decay_rest[b, h, q_idx] +
+              max(-256, decay_whole[b, h, q_idx] - decay_whole[b, h, kv_idx]) - decay_rest[b, h,
+              kv_idx]))
     weights   linear(elu_plus_one(), decay=log_decay)
     features  where(x > 0, x + 1.0, exp(x))
     head_dim  64
@@ -283,26 +282,28 @@ def _attention_forward(
     q = _load_tile(q_src, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 64, USE_TMA)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     q_idx = offs_m[:, None]
-    scalar_decay_whole = _at_3d(decay_whole, batch, head, q_first)
-    row_decay_whole = _at_3d(decay_whole, batch, head, q_idx)
-    row_0 = tl.cast(row_decay_whole - scalar_decay_whole, tl.float32)
     row_decay_rest = _at_3d(decay_rest, batch, head, q_idx)
-    row_1 = tl.maximum(-1073741824.0, row_0 + row_decay_rest)
+    row_decay_whole = _at_3d(decay_whole, batch, head, q_idx)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     for tile in tl.range(kv_begin, kv_end):
         start_n = tile * BLOCK_N
         k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 64, USE_TMA)
         scores = tl.dot(q, k.T)
         kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
-        col_decay_rest = _at_3d(decay_rest, batch, head, kv_idx)
         col_decay_whole = _at_3d(decay_whole, batch, head, kv_idx)
-        col_0 = tl.cast(col_decay_whole - scalar_decay_whole, tl.float32)
-        col_1 = tl.maximum(-1073741824.0, col_0 + col_decay_rest)
-        # score * exp2(1.4426950408889634 * min(60.0, max(-1073741824.0, decay_whole[b, h, q_idx] -
-        # decay_whole[b, h, q_first] + decay_rest[b, h, q_idx]) - max(-1073741824.0, decay_rest[b,
-        # h, kv_idx] + (decay_whole[b, h, kv_idx] - decay_whole[b, h, q_first])))), without the
-        # scale.
-        scores = scores * tl.math.exp2(1.4426950408889634 * tl.minimum(60.0, row_1 - col_1))
+        col_decay_rest = _at_3d(decay_rest, batch, head, kv_idx)
+        # score * exp2(1.4426950408889634 * min(60.0, decay_rest[b, h, q_idx] + max(-256,
+        # decay_whole[b, h, q_idx] - decay_whole[b, h, kv_idx]) - decay_rest[b, h, kv_idx])),
+        # without the scale.
+        scores = scores * tl.math.exp2(
+            1.4426950408889634
+            * tl.minimum(
+                60.0,
+                tl.cast(tl.maximum(-256, row_decay_whole - col_decay_whole), tl.float32)
+                + row_decay_rest
+                - col_decay_rest,
+            )
+        )
         # Only a tile that holds a hidden key, or reaches past kv_len, evaluates the mask.
         masked = (tile < full_begin) | (tile >= full_end)
         if masked:
@@ -636,8 +637,8 @@ def _backward_of_keys(
             q_head += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
             grad_out_head += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
         scalar_0 = 1.4426950408889634 * 0.6931471805599453 * scale
-        col_decay_rest = _at_3d(decay_rest, batch, head, kv_idx)
         col_decay_whole = _at_3d(decay_whole, batch, head, kv_idx)
+        col_decay_rest = _at_3d(decay_rest, batch, head, kv_idx)
         total_0 = tl.zeros([BLOCK_N], tl.float32)
         for tile in tl.range(q_begin, q_end):
             q_first = tile * BLOCK_M
@@ -646,34 +647,24 @@ def _backward_of_keys(
             delta = tl.load(delta_ptr + offs_m)
             q = _load_tile(q_head, stride_qm, batch, head, q_first, q_len, 0, BLOCK_M, 64, USE_TMA)
             scores = tl.dot(k, q.T)
-            scalar_decay_whole = _at_3d(decay_whole, batch, head, q_first)
-            row_decay_whole = _at_3d(decay_whole, batch, head, q_idx)
-            row_0 = tl.cast(row_decay_whole - scalar_decay_whole, tl.float32)
             row_decay_rest = _at_3d(decay_rest, batch, head, q_idx)
-            row_1 = tl.maximum(-1073741824.0, row_0 + row_decay_rest)
-            col_0 = tl.cast(col_decay_whole - scalar_decay_whole, tl.float32)
-            col_1 = tl.maximum(-1073741824.0, col_0 + col_decay_rest)
-            col_2 = tl.where(
-                col_0 + col_decay_rest >= -1073741824.0, col_0 + col_decay_rest, -1073741824.0
+            row_decay_whole = _at_3d(decay_whole, batch, head, q_idx)
+            elem_0 = (
+                tl.cast(tl.maximum(-256, row_decay_whole - col_decay_whole), tl.float32)
+                + row_decay_rest
+                - col_decay_rest
             )
-            elem_0 = col_1 - row_1
-            elem_1 = tl.math.exp2(1.4426950408889634 * tl.minimum(60.0, row_1 - col_1))
+            elem_1 = tl.math.exp2(1.4426950408889634 * tl.minimum(60.0, elem_0))
             slope = elem_1
             slope_of_total_0 = (
                 scalar_0
                 * scores
-                * tl.math.exp2(1.4426950408889634 * tl.where(elem_0 >= -60.0, row_1 - col_2, 60.0))
-                * tl.cast(
-                    tl.where(
-                        elem_0 >= -60.0, -tl.where(col_0 + col_decay_rest >= -1073741824.0, 1, 0), 0
-                    ),
-                    tl.float32,
-                )
+                * tl.math.exp2(1.4426950408889634 * tl.where(elem_0 <= 60.0, elem_0, 60.0))
+                * tl.cast(tl.where(elem_0 <= 60.0, -1, 0), tl.float32)
             )
-            # score * exp2(1.4426950408889634 * min(60.0, max(-1073741824.0, decay_whole[b, h,
-            # q_idx] - decay_whole[b, h, q_first] + decay_rest[b, h, q_idx]) - max(-1073741824.0,
-            # decay_rest[b, h, kv_idx] + (decay_whole[b, h, kv_idx] - decay_whole[b, h,
-            # q_first])))), without the scale.
+            # score * exp2(1.4426950408889634 * min(60.0, decay_rest[b, h, q_idx] + max(-256,
+            # decay_whole[b, h, q_idx] - decay_whole[b, h, kv_idx]) - decay_rest[b, h, kv_idx])),
+            # without the scale.
             scores = elem_1 * scores
             # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
             masked = (tile < full_begin) | (tile >= full_end)
@@ -836,40 +827,32 @@ def _backward_of_queries(
     grad_q = tl.zeros([BLOCK_M, 64], tl.float32)
     total_1 = tl.zeros([BLOCK_M], tl.float32)
     q_idx = offs_m[:, None]
-    scalar_decay_whole = _at_3d(decay_whole, batch, head, q_first)
     scalar_0 = 1.4426950408889634 * 0.6931471805599453 * scale
-    row_decay_whole = _at_3d(decay_whole, batch, head, q_idx)
-    row_0 = tl.cast(row_decay_whole - scalar_decay_whole, tl.float32)
     row_decay_rest = _at_3d(decay_rest, batch, head, q_idx)
-    row_1 = tl.maximum(-1073741824.0, row_0 + row_decay_rest)
-    row_2 = tl.where(row_0 + row_decay_rest >= -1073741824.0, row_0 + row_decay_rest, -1073741824.0)
+    row_decay_whole = _at_3d(decay_whole, batch, head, q_idx)
     for tile in tl.range(kv_begin, kv_end):
         start_n = tile * BLOCK_N
         k = _load_tile(k_src, stride_kn, batch, kv_head, start_n, kv_len, 0, BLOCK_N, 64, USE_TMA)
         scores = tl.dot(q, k.T)
         kv_idx = start_n + tl.arange(0, BLOCK_N)[None, :]
-        col_decay_rest = _at_3d(decay_rest, batch, head, kv_idx)
         col_decay_whole = _at_3d(decay_whole, batch, head, kv_idx)
-        col_0 = tl.cast(col_decay_whole - scalar_decay_whole, tl.float32)
-        col_1 = tl.maximum(-1073741824.0, col_0 + col_decay_rest)
-        elem_0 = col_1 - row_1
-        elem_1 = tl.math.exp2(1.4426950408889634 * tl.minimum(60.0, row_1 - col_1))
+        col_decay_rest = _at_3d(decay_rest, batch, head, kv_idx)
+        elem_0 = (
+            tl.cast(tl.maximum(-256, row_decay_whole - col_decay_whole), tl.float32)
+            + row_decay_rest
+            - col_decay_rest
+        )
+        elem_1 = tl.math.exp2(1.4426950408889634 * tl.minimum(60.0, elem_0))
         slope = elem_1
         slope_of_total_1 = (
             scalar_0
             * scores
-            * tl.math.exp2(1.4426950408889634 * tl.where(elem_0 >= -60.0, row_2 - col_1, 60.0))
-            * tl.cast(
-                tl.where(
-                    elem_0 >= -60.0, tl.where(row_0 + row_decay_rest >= -1073741824.0, 1, 0), 0
-                ),
-                tl.float32,
-            )
+            * tl.math.exp2(1.4426950408889634 * tl.where(elem_0 <= 60.0, elem_0, 60.0))
+            * tl.cast(tl.where(elem_0 <= 60.0, 1, 0), tl.float32)
         )
-        # score * exp2(1.4426950408889634 * min(60.0, max(-1073741824.0, decay_whole[b, h, q_idx] -
-        # decay_whole[b, h, q_first] + decay_rest[b, h, q_idx]) - max(-1073741824.0, decay_rest[b,
-        # h, kv_idx] + (decay_whole[b, h, kv_idx] - decay_whole[b, h, q_first])))), without the
-        # scale.
+        # score * exp2(1.4426950408889634 * min(60.0, decay_rest[b, h, q_idx] + max(-256,
+        # decay_whole[b, h, q_idx] - decay_whole[b, h, kv_idx]) - decay_rest[b, h, kv_idx])),
+        # without the scale.
         scores = elem_1 * scores
         # Only a tile that holds a hidden pair, or reaches past an end, evaluates the mask.
         masked = (tile < full_begin) | (tile >= full_end)
@@ -1250,7 +1233,6 @@ def _attend(
     memory holds the scores of a call without gradients, and what they become.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
-    decay_whole = _Table(decay_whole)
     keys, values = k.to(dtype), v.to(dtype)
     b = first[0] + torch.arange(q.shape[0], device=q.device)[:, None, None, None]
     h = first[1] + torch.arange(q.shape[1], device=q.device)[:, None, None]
@@ -1271,16 +1253,9 @@ def _attend(
     scores = scores * torch.exp2(
         1.4426950408889634
         * torch.clamp(
-            torch.clamp(
-                (decay_whole[b, h, q_idx] - decay_whole[b, h, q_first]).to(dtype)
-                + decay_rest[b, h, q_idx].to(dtype),
-                min=-1073741824.0,
-            )
-            - torch.clamp(
-                decay_rest[b, h, kv_idx].to(dtype)
-                + (decay_whole[b, h, kv_idx] - decay_whole[b, h, q_first]).to(dtype),
-                min=-1073741824.0,
-            ),
+            decay_rest[b, h, q_idx].to(dtype)
+            + torch.clamp(decay_whole[b, h, q_idx] - decay_whole[b, h, kv_idx], min=-256).to(dtype)
+            - decay_rest[b, h, kv_idx].to(dtype),
             max=60.0,
         )
     )
@@ -1303,24 +1278,6 @@ def _attend(
         .to(q.dtype)
     )
     return out, lse
-
-
-class _Table:
-    """A tensor that reads 0, or False, at any index outside, negative ones too, as in kernels."""
-
-    def __init__(self, x):
-        self.x = x
-
-    def __getitem__(self, indices):
-        indices = indices if isinstance(indices, tuple) else (indices,)
-        inside, places = torch.ones((), dtype=torch.bool, device=self.x.device), []
-        for index, size in zip(indices, self.x.shape, strict=True):
-            index = torch.as_tensor(index, device=self.x.device)
-            inside = inside & (index >= 0) & (index < size)
-            places.append(index.clamp(0, max(size - 1, 0)))
-        if self.x.numel() == 0:
-            return self.x.new_zeros(inside.shape)
-        return self.x[tuple(places)].masked_fill(~inside, 0)
 
 
 # Scores of a tile of `_eager_tiles`: they are to stay in the caches of a CPU.
@@ -2495,9 +2452,9 @@ def _operator(name, run, shapes, flops, backward=None):
 
 # What exported programs, checkpoint policies and counts of FLOPs know the module by. The digest is
 # of what is computed: any build of this spec has it.
-op = _operator("flashgen::linear_pairs_decays_20dfa917", _op_run, _op_shapes, _flops, _backward)
+op = _operator("flashgen::linear_pairs_decays_13c28265", _op_run, _op_shapes, _flops, _backward)
 op_backward = _operator(
-    "flashgen::linear_pairs_decays_20dfa917_backward",
+    "flashgen::linear_pairs_decays_13c28265_backward",
     _op_backward_run,
     _op_backward_shapes,
     _backward_flops,
