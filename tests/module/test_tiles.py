@@ -112,9 +112,15 @@ def test_tiles_of_other_lengths_are_refused() -> None:
 def test_what_is_no_tiles_of_this_module_is_refused() -> None:
     module, (qkv, params) = _module(), _call()
     other = rendered_module(SPEC, name="near")
-    for given in (other.tiles(*qkv[:2], **params), torch.zeros(1), True):
-        with pytest.raises(TypeError, match=r"tiles: got \w+; pass what `tiles` returned"):
-            module.attention(*qkv, **params, slopes=torch.rand(2), tiles=given)
+    of_other, behind = (
+        other.tiles(*qkv[:2], **params),
+        "; pass what `tiles` of this module returned",
+    )
+    given = {f"Tiles of {other.__name__}": of_other, "Tensor": torch.zeros(1), "bool": True}
+    for name, tiles in given.items():
+        with pytest.raises(TypeError) as error:
+            module.attention(*qkv, **params, slopes=torch.rand(2), tiles=tiles)
+        assert str(error.value) == f"tiles: got {name}{behind}"
 
 
 def test_tensors_are_checked_when_tiles_are_made() -> None:
