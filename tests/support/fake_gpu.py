@@ -1,11 +1,17 @@
 """A Hopper GPU made of the CPU: Triton compiles and launches as ever, and the launches are noted.
 
 All of Triton that is in Python runs. In the place of its C code, and of the GPU, stands a note.
+Nobody runs machine code here, so that none is made: kernels become Triton's IR for GPUs.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -16,10 +22,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler.compiler import LazyDict, ir, make_backend
 from triton.knobs import HookChain
 
 from flashgen import AttentionSpec
+from support.caches import VARIABLE
 from support.specialised import NUM_SMS
 from support.variants import rendered_module
 
@@ -100,6 +108,25 @@ def to_ir_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return translated
 
 
+@functools.cache
+def _folder() -> str:
+    """Where Triton keeps these kernels, apart from those that a GPU can run."""
+    if VARIABLE in os.environ:
+        return f"{os.environ[VARIABLE]}/launched"
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _described(self: CUDABackend, module: Any, metadata: dict[str, Any], *_: Any) -> str:
+    """In the place of LLVM's code: what a launch reads of a kernel that is made of it."""
+    [metadata["name"]] = re.findall(r"tt\.func public @(\w+)\(", str(module))
+    metadata |= {"shared": 1024, "tmem_size": None}
+    metadata |= {"global_scratch_size": 0, "global_scratch_align": 1}
+    metadata |= {"profile_scratch_size": 0, "profile_scratch_align": 1}
+    return "none"
+
+
 def is_address(x: Any) -> bool:
     """Whether a note has it from a tensor: beyond the sizes in tests, where no program begins yet.
 
@@ -145,6 +172,10 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
     )
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    monkeypatch.setenv("TRITON_CACHE_DIR", _folder())
+    monkeypatch.setattr(CUDABackend, "make_llir", _described)
+    monkeypatch.setattr(CUDABackend, "make_ptx", lambda *_: "none")
+    monkeypatch.setattr(CUDABackend, "make_cubin", lambda *_: b"none")
     module = SimpleNamespace(launch=gpu.launch)
     monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **_: module, raising=False)
     monkeypatch.setattr(nvidia, "library_dirs", lambda: [])
