@@ -70,6 +70,9 @@ BOTH = {
     ),
 }
 
+#: One whose gradients two portable kernels compute.
+WIDE = AttentionSpec((144, 64), mask=sliding_window(30, 0), normaliser=linear(relu(), decay=DECAY))
+
 #: Defects: the text, what stands in its place, and the call that finds it.
 DEFECTS = {
     "hidden keys": ('gl.where(scores == float("-inf"), 0.0, scores)  # a', "scores  # a", "window"),
@@ -106,6 +109,13 @@ def test_both_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = noted(module).runs
     check_pairs(module, spec, call)
     assert module.runs > before
+
+
+def test_gradients_by_the_portable_kernels() -> None:
+    module = rendered_module(WIDE, hopper=True, edit_source=interpreted)
+    assert hasattr(module, "_launch_hopper")
+    assert not hasattr(module, "_backward_kernels_hopper")
+    check_pairs(module, WIDE, PairCall(100, 100, batch=1, q_heads=2, steep=True))
 
 
 @pytest.mark.parametrize("name", DEFECTS)
