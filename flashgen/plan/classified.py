@@ -125,8 +125,8 @@ class ClassifiedTiles:
         asks: the variables that these four read.
         names: the parameters that it reads.
         gathers: the numbers of dimensions that tensors are indexed by.
-        rows_of: the tables with a row for each query, which tiles of keys read along. Several of
-            its elements are loaded at once where Triton knows their addresses to be aligned.
+        query_tables: the tables with a row for each query, which tiles of keys read along. Several
+            of its elements are loaded at once where Triton knows their addresses to be aligned.
         beside_lines: whether what is left open is beside lines alone: see `_leave_lines`.
         reads_group: whether it reads how many heads share keys.
         parts_told: how many states of a tile's parts lists tell the Gluon forward kernel, or 0.
@@ -152,7 +152,7 @@ class ClassifiedTiles:
     asks: frozenset[str]
     names: frozenset[str]
     gathers: tuple[int, ...]
-    rows_of: frozenset[str]
+    query_tables: frozenset[str]
     beside_lines: bool
     reads_group: bool
     parts_told: int = 0
@@ -222,12 +222,12 @@ class ClassifiedTiles:
         read = {end for x in self.reads for end in x.ends}
         return tuple(x for x in self.seen if self.by_number and not x.names & read)
 
-    def of_rows(self, tensors: Iterable[KernelTensor]) -> tuple[str, ...]:
+    def looked_at(self, tensors: Iterable[KernelTensor]) -> tuple[str, ...]:
         """The sizes and strides that say whether rows of tables are aligned: Triton looks at them.
 
         Lengths and strides that are multiples of 16 and others then have a kernel each.
         """
-        tables = [x for x in tensors if x.name in self.rows_of]
+        tables = [x for x in tensors if x.name in self.query_tables]
         strides = [f"{x.name}_stride_{i}" for x in tables for i in range(x.ndim - 1)]
         return (*(f"{x.name}_size_{x.ndim - 1}" for x in tables), *strides)
 
@@ -353,7 +353,7 @@ def classified(predicate: Predicate, left: tuple[Any, ...]) -> ClassifiedTiles:
         asks=read_by((*seen, *full, *no_more, *no_less)),
         names=frozenset(symbol.name for symbol in symbols),
         gathers=gathered_by((*seen, *full, *elements, *(read.code for read in reads))),
-        rows_of=frozenset(
+        query_tables=frozenset(
             load.args[0].name for load in filter(_is_row, predicate.expr.atoms(Load))
         ),
         beside_lines=_leave_lines(parts),

@@ -18,11 +18,12 @@ class HopperLearned(HopperSplit):
     @property
     def learned(self) -> tuple[str, ...]:
         """The parameters of the kernel for gradients of learned tensors, in their order."""
-        of_keys = (item for item in self.backward.by_features if item.over == "columns")
-        return tuple(
+        of_items = (
             f"{item.variable}_{'desc' if item in self.pairs else 'ptr'}"
-            for item in (*self.text.input_gradients, *of_keys)
+            for item in self.text.input_gradients
         )
+        of_keys = (f"{self.learned_of_k}_ptr",) if self.learned_of_k else ()
+        return (*of_items, *of_keys)
 
     @property
     def learned_of_q(self) -> str:
