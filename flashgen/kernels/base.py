@@ -50,6 +50,7 @@ class Needs:
         l2: the bytes of L2 for heads that are computed side by side.
         tma_adds: TMA that adds tiles to memory.
         clears: a barrier for clearing rows of tiles in shared memory.
+        reinterprets: shared memory as another shape or type.
     """
 
     gluon: bool = False
@@ -58,6 +59,7 @@ class Needs:
     l2: bool = False
     tma_adds: bool = False
     clears: bool = False
+    reinterprets: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)

@@ -208,10 +208,10 @@ def names_of_gluon(*, adds: bool, clears: bool) -> str:
     """What stands before Gluon kernels: under one name each what Tritons call differently.
 
     Args:
-        adds: whether one of them has TMA add tiles.
+        adds: whether one of them has TMA add tiles, and takes memory as another type.
         clears: whether they clear hidden rows.
     """
-    return render("module/names.py.jinja", adds=adds, clears=clears)
+    return render("module/names.py.jinja", adds=adds, clears=clears, reinterprets=adds)
 
 
 def kernel_digest(plan: KernelPlan, key: str = "portable") -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from flashgen import AttentionSpec
 from flashgen.config import KernelConfig
+from support.cases import inputs
 from support.data_masks import data_case, data_mask
 from support.gluon import interpreted
 from support.slip import with_slip
@@ -23,8 +26,9 @@ CONFIGS = {
     "d64": KernelConfig(BLOCK_M=192, BLOCK_N=128, num_warps=12, num_stages=2),
 }
 
-#: Lists that have the last keys, in a part that is whole and in one that is not; and single keys.
-CALLS = (("chosen", 320), ("chosen", 330), ("flags", 330))
+#: Lists that have the last keys, in a part that is whole and in one that is not; single keys; and
+#: elements of keys that the producer hands over.
+CALLS = (("chosen", 320), ("chosen", 330), ("flags", 330), ("islands", 330))
 
 
 @functools.cache
@@ -32,9 +36,15 @@ def _spec(name: str, way: str) -> AttentionSpec:
     return AttentionSpec(int(way[1:].partition("_")[0]), mask=data_mask(name))
 
 
-def _check(way: str, name: str, length: int, edit: Callable[[str], str]) -> None:
-    spec = _spec(name, way)
-    check_hopper(_module(name, way, edit), spec, data_case(name, length), CONFIGS[way])
+def _check(
+    way: str, name: str, length: int, edit: Callable[[str], str], *, steep: bool = False
+) -> None:
+    """With `steep` one key's scores are so far above all others that tiles are computed again."""
+    spec, case = _spec(name, way), data_case(name, length)
+    q, k, v = inputs(case, spec, torch.bfloat16)
+    if steep:
+        k[:, :, length // 3] = 300.0
+    check_hopper(_module(name, way, edit), spec, case, CONFIGS[way], (q, k, v))
 
 
 @functools.cache
@@ -56,7 +66,45 @@ def test_visits_whose_parts_are_told(way: str) -> None:
         _check(way, name, length, _slip(""))
 
 
+@pytest.mark.parametrize("way", CONFIGS)
+def test_tiles_that_are_computed_again(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = _module("islands", way, _slip(""))
+    tell, told = module._set_overflow, []
+
+    def told_too(number: Any, *others: Any) -> None:
+        told.append(int(number))
+        tell(number, *others)
+
+    monkeypatch.setattr(module, "_set_overflow", told_too)
+    _check(way, "islands", 710, _slip(""), steep=True)
+    assert any(told)
+
+
+#: Of what the producer hands over with keys.
+SLIPS_OF_ELEMENTS = {
+    "elements_of_another_stage": (
+        "_elements(col_img_tiles.index(stage), scores)",
+        "_elements(col_img_tiles.index(1 - stage), scores)",
+    ),
+    "keys_before_their_elements": (
+        "mbarrier.init(kv_full.index(i), count=2)",
+        "mbarrier.init(kv_full.index(i), count=1)",
+    ),
+    "free_before_they_are_read": (
+        "        m_i, l_i, weights, growing = _first_weights(",
+        "        mbarrier.arrive(kv_empty.index(k_stage), count=1)\n"
+        "        m_i, l_i, weights, growing = _first_weights(",
+    ),
+    "elements_without_a_mask_alone": ("if entry % 2 != 0:", "if entry % 2 == 0:"),
+    "elements_of_the_next_keys": (
+        "+ gl.arange(0, BLOCK_N, layout=LANES)",
+        "+ 1 + gl.arange(0, BLOCK_N, layout=LANES)",
+    ),
+}
+
 SLIPS = {
+    "hidden_where_not_all_is_seen": ("& 4**PARTS // 3 == 0)", "& 4**PARTS // 3 * 2 == 0)"),
+    "the_visit_before": ("(1 + num_visits - visit)", "(2 + num_visits - visit)"),
     "parts_of_the_first_consumer": ("2 * PARTS * NUMBER", "2 * PARTS * 0"),
     "of_the_part_beside": ("gl.where(columns < 64,", "gl.where(columns >= 64,"),
     "no_element_decides": ("(parts ^ parts >> 1) & EVERY_SECOND != 0", "parts < 0"),
@@ -74,3 +122,15 @@ def test_a_slip_does_not_survive(name: str) -> None:
     with pytest.raises(AssertionError):
         for mask, length in CALLS:
             _check("d128", mask, length, _slip(name))
+
+
+@pytest.mark.parametrize("name", SLIPS_OF_ELEMENTS)
+def test_a_slip_of_elements_does_not_survive(name: str) -> None:
+    with pytest.raises(AssertionError):
+        _check("d128", "islands", 330, with_slip(*SLIPS_OF_ELEMENTS[name]))
+
+
+def test_a_tile_is_not_taken_while_another_is_computed_again() -> None:
+    slip = with_slip("if (online_max == 0) & (index < num_tiles):", "if index < num_tiles:")
+    with pytest.raises(AssertionError):
+        _check("d128", "islands", 710, slip, steep=True)

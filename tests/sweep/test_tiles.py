@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -166,3 +167,36 @@ def test_the_right_kernels_survive_few_tiles_at_a_time() -> None:
     module = _edited("gate", "CHUNK=128", "CHUNK=128")
     for sizes in ((128, 96), (64, 64)):
         _check_lists(module, "gate", data_case("gate", 500), *sizes)
+
+
+@pytest.mark.parametrize("name", ["gate", "stripes"])
+def test_calls_with_kept_lists_have_the_same_results(name: str) -> None:
+    """The second layer finds what the first has made, also in inference mode."""
+    spec, module, case = _spec(name), _module(name), data_case(name, 150)
+    qkv = [x.clone().requires_grad_() for x in inputs(case, spec, torch.float32)]
+    params = case.arguments(spec)
+
+    def results(tiles: Any) -> list[torch.Tensor]:
+        out, lse = module.attention(*qkv, **params, return_lse=True, tiles=tiles)
+        return [out, lse, *torch.autograd.grad(out, qkv, torch.ones_like(out))]
+
+    expected, tiles = results(None), module.tiles(*qkv[:2], **params)
+    with torch.inference_mode():
+        out = module.attention(*qkv, **params, tiles=tiles)
+    assert torch.equal(out, expected[0])
+    assert len(tiles.bits.lists) == 1
+    for _ in range(2):
+        for found, x in zip(results(tiles), expected, strict=True):
+            assert torch.equal(found, x)
+        assert len(tiles.bits.lists) == 3
+
+
+def test_lists_of_all_sizes_are_kept_apart() -> None:
+    name = "gate"
+    module, case = _module(name), data_case(name, 500)
+    q, _, _ = inputs(case, _spec(name), torch.float32)
+    bits, visible = _bits(module, name, case), _visible(module, name, case)
+    bits.lists = module._Lists()
+    for sizes in (*SIZES, *SIZES):
+        check_lists(module, q, bits, visible, *sizes)
+    assert len(bits.lists) == 2 * len(SIZES)

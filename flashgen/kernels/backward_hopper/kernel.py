@@ -136,6 +136,7 @@ class BackwardHopper(GradientKernel):
             counter=not names.split,
             l2=names.orders_heads,
             tma_adds=not names.split,
+            reinterprets=not names.split,
         )
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:

@@ -48,7 +48,9 @@ def captured_bytes(plan: KernelPlan, *, contiguous: bool = True, ones: bool = Fa
     if plan.normaliser == "softmax":  # votes, overflowed, checked
         size += 2 * NUMBERS + BARRIER * hopper_shape(plan).overlapped_tiles
     size += NUMBERS * bool(plan.hidden.keys)  # where values are hidden
-    size += ADDRESS * HopperNames(plan).counts  # the counter
+    names = HopperNames(plan)
+    size += ADDRESS * names.counts  # the counter
+    size += NUMBERS * (names.hands_visits + len(names.handed.columns))
     size += NUMBER * plan.tiles.uneven  # heads_together
     if plan.listing:
         size += ADDRESS

@@ -120,8 +120,14 @@ class ForwardHopper(ForwardKernel):
 
     def needs(self, plan: KernelPlan) -> Needs:
         """A counter, and L2 for heads side by side, where tiles of queries differ in length."""
-        counts = HopperNames(plan).counts
-        return Needs(gluon=True, sms=True, counter=counts, l2=plan.tiles.uneven)
+        names = HopperNames(plan)
+        return Needs(
+            gluon=True,
+            sms=True,
+            counter=names.counts,
+            l2=plan.tiles.uneven,
+            reinterprets=names.handed_by_eights,
+        )
 
     def names(self, plan: KernelPlan, choice: KernelChoice) -> Mapping[str, Any]:
         """The variables that the launcher reads."""

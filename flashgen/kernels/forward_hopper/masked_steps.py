@@ -59,6 +59,11 @@ class MaskedSteps:
         )
 
     @property
+    def loads_keys(self) -> bool:
+        """Whether consumers load elements by key in a masked tile."""
+        return self.plan.mask_loads_keys
+
+    @property
     def gathers_bits(self) -> bool:
         """Whether a masked tile loads eight columns at a time, and collects bits of them.
 
@@ -68,7 +73,7 @@ class MaskedSteps:
         """
         code = self.plan.code
         others = code.columns or code.elements or code.promise or code.tables
-        return self.plan.mask_loads_keys and not others and not self.mask_code.bitmasks
+        return self.loads_keys and not others and not self.mask_code.bitmasks
 
     @property
     def pairs_of_wide(self) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import sympy
 
+from flashgen.kernels.forward_hopper.handed import HandedColumns, handed_columns
 from flashgen.kernels.forward_hopper.masked_steps import MaskedSteps
 from flashgen.kernels.forward_hopper.shape import (
     HopperShape,
@@ -19,11 +20,12 @@ from flashgen.kernels.views import OF_SEQUENCE, GluonView
 from flashgen.plan.classified import ClassifiedTiles
 from flashgen.plan.code import codes_of
 from flashgen.plan.hidden import HiddenRows
+from flashgen.symbolic.hoisting import Assignment
 from flashgen.symbolic.printer import triton_code
 from flashgen.symbolic.printer.code import Code, read_by
 from flashgen.symbolic.printer.dialects import Gluon
 from flashgen.symbolic.tables import RowTable
-from flashgen.symbols import GROUP, KV_IDX, KV_LEN, Q_FIRST, FloorDiv, H
+from flashgen.symbols import GROUP, KV_IDX, KV_LEN, Q_FIRST, FloorDiv, H, Load
 
 #: Columns that a tile of the output is stored in.
 OUT_COLUMNS = 128
@@ -131,6 +133,37 @@ class HopperNames(MaskedSteps):
         return self.of_sequences and self.plan.classifies
 
     @property
+    def hands_visits(self) -> bool:
+        """Whether the producer hands a visit's entry of the list over with the visit's keys.
+
+        Consumers then wait for no load of their own before they know a visit.
+        """
+        return self.plan.classifies and not (self.of_sequences or self.shape.overlapped_tiles)
+
+    @cached_property
+    def handed(self) -> HandedColumns:
+        """What the producer loads of a masked visit's keys, for all consumers."""
+        code = self.plan.code
+        if not self.hands_visits:
+            return HandedColumns((), (), code.masked)
+        tables = (read for table in code.tables for read in table.codes)
+        read = read_by((*code.conditions, *codes_of(self.mask_code.own), *tables))
+        known = ("batch", "head", "kv_idx", *self.call)
+        return handed_columns(code.masked, read, known, self.plan.kernel_arguments.tensors)
+
+    @property
+    def loads_keys(self) -> bool:
+        """The same, besides what is handed over."""
+        codes = (*self.plan.code.conditions, *codes_of(self.handed.others))
+        loads = (load for code in codes for load in code.expr.atoms(Load))
+        return self.plan.mask_loads_keys and any(KV_IDX in load.free_symbols for load in loads)
+
+    @property
+    def handed_by_eights(self) -> bool:
+        """Whether bits of columns are made of what is handed over, eight columns at a time."""
+        return bool(self.handed.columns and (self.gathers_bits or self.mask_code.own))
+
+    @property
     def lengths(self) -> tuple[str, ...]:
         """The lengths that are the same for the whole call."""
         return () if self.of_sequences else ("q_len", "kv_len")
@@ -159,7 +192,9 @@ class HopperNames(MaskedSteps):
         """Shared memory of producer and consumers."""
         hiding = ("hiding",) if self.hidden.keys else ()
         growth = self.growth if self.plan.normaliser == "softmax" else ()
-        return ("tiles", "barriers", "slots", *hiding, *growth)
+        visits = ("entries",) * self.hands_visits
+        columns = (column.tiles for column in self.handed.columns)
+        return ("tiles", "barriers", "slots", *visits, *columns, *hiding, *growth)
 
     @cached_property
     def aggregates(self) -> dict[str, tuple[str, ...]]:
@@ -229,7 +264,7 @@ class HopperNames(MaskedSteps):
         code = self.plan.code
         tables = (read for table in code.tables for read in table.codes)
         of_keys = (KV_LEN.name,) * (self.plan.checks_kv_len and self.of_sequences)
-        names = self._read((*code.conditions, *codes_of(code.masked), *tables), *of_keys)
+        names = self._read((*code.conditions, *codes_of(self.handed.others), *tables), *of_keys)
         return tuple(name for name in names if name not in self.score_reads)
 
     @cached_property
@@ -267,8 +302,18 @@ class HopperNames(MaskedSteps):
     def work(self) -> tuple[str, ...]:
         """The numbers that the producer computes for a tile of queries."""
         online_max = ("online_max",) if self.plan.normaliser == "softmax" else ()
-        num_full = ("num_full",) * self.plan.tiles.separated
-        return ("visits", *self.place, *self.runs, *num_full, *online_max)
+        return ("visits", *self.place, *self.runs, *self._num_full, *online_max)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Those of them that it hands over to the consumers."""
+        own = (*self.runs, *self._num_full) if self.hands_visits else ()
+        return tuple(name for name in self.work if name not in own)
+
+    @property
+    def _num_full(self) -> tuple[str, ...]:
+        """The number of visits without a mask, where consumers have to know it."""
+        return ("num_full",) * (self.plan.tiles.separated and not self.hands_visits)
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -416,12 +461,23 @@ class HopperNames(MaskedSteps):
     def gathered_reads(self) -> tuple[str, ...]:
         """The place and positions of a tile that such bits read."""
         code = self.plan.code
-        return self._read((*code.conditions, *codes_of(code.masked)), "kv_len", "q_idx")
+        return self._read((*code.conditions, *codes_of(self.handed.others)), "kv_len", "q_idx")
+
+    @property
+    def own_lines(self) -> tuple[Assignment, ...]:
+        """What consumers compute themselves for the bits of each column alone."""
+        handed = {line for line in self.plan.code.masked if line not in self.handed.others}
+        return tuple(line for line in self.mask_code.own_lines if line not in handed)
 
     @property
     def own_codes(self) -> tuple[Code, ...]:
         """What the bits of each column alone are computed from."""
-        return tuple(codes_of(self.mask_code.own_lines, self.mask_code.own))
+        return tuple(codes_of(self.own_lines, self.mask_code.own))
+
+    @property
+    def own_bits_read_kv_idx(self) -> bool:
+        """Whether these bits read the keys' positions."""
+        return "kv_idx" in read_by(self.own_codes)
 
     @cached_property
     def hidden_reads(self) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ largest first, each where its alignment allows. All buffers of this kernel are a
 - barriers, 8 bytes each; an array of them starts at a multiple of 16;
 - a byte for each warp of a partition that waits for its work;
 - the numbers of the present tile of queries and of the next one, from the producer;
+- of lists of tiles, for each buffer of keys which tile it holds, and what the mask reads of each of
+  these keys alone;
 - where a mask hides keys by their position alone, a number for each buffer of values;
 - for a softmax, a byte for each row of queries to vote with, and, for each consumer and each of
   those two tiles, a number that says whether weights have overflowed their range.
@@ -150,7 +152,7 @@ def live_registers(plan: KernelPlan, config: KernelConfig) -> int:
     # Of lists of blocks of queries a step of 64 keys reads one entry.
     by_tile = names.rests and config.BLOCK_N <= CONSUMER_ROWS
     by_bits = names.gathers_bits or bool(names.mask_code.bitmasks)
-    by_element = plan.mask_loads_keys and not by_bits and not by_tile
+    by_element = names.loads_keys and not by_bits and not by_tile
     if by_element and sum(plan.v_segments) < WIDEST:
         loaded += 2 * config.BLOCK_N // THREADS_OF_ROW  # of 64 bits, in each column of a thread
     return accumulator + scores + scores // pairs + loaded + kept + dropped
@@ -187,16 +189,22 @@ def _others(plan: KernelPlan, captures: int) -> list[Buffer]:
     """The small buffers, in the kernel's order: of two of equal size the first comes first."""
     shape, names = hopper_shape(plan), HopperNames(plan)
     of_queries = Buffer("barriers", _BARRIER * shape.q_stages * _CONSUMERS)
-    of_keys = Buffer("barriers", _BARRIER * (NUM_STAGES + shape.k_extra))
+    k_stages = NUM_STAGES + shape.k_extra
+    of_keys = Buffer("barriers", _BARRIER * k_stages)
     of_values = Buffer("barriers", _BARRIER * NUM_STAGES)
     of_visits = (
         2 * (of_keys,) if shape.fused_kv_stages else (of_keys, of_keys, of_values, of_values)
     )
-    handed_over = 2 * _NUMBER * (len(names.work) + len(names.own_visits) * _CONSUMERS)
+    handed_over = 2 * _NUMBER * (len(names.slots) + len(names.own_visits) * _CONSUMERS)
     return [
         *(of_queries, of_queries, *of_visits),
         Buffer("tiles handed over", sympy.sympify(handed_over)),
         *2 * (Buffer("barriers", sympy.Integer(2 * _BARRIER)),),
+        *([Buffer("tiles handed over", _NUMBER * k_stages)] if names.hands_visits else ()),
+        *(
+            Buffer("elements of keys", column.itemsize * BLOCK_N * k_stages)
+            for column in names.handed.columns
+        ),
         *([Buffer("hidden values", _NUMBER * NUM_STAGES)] if plan.hidden.keys else ()),
         *(_growth(shape.overlapped_tiles) if plan.normaliser == "softmax" else ()),
         Buffer("captures", sympy.Integer(captures), alignment=8),

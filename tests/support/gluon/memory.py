@@ -37,6 +37,11 @@ class Shared:
         first = self.data.data_ptr()
         return range(first, first + (last + 1) * self.data.element_size())
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
+        return self.data.dtype
+
     def index(self, number: Any) -> Shared:
         """One of the first dimension."""
         number = int(number)

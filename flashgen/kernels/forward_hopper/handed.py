@@ -1,0 +1,104 @@
+"""HandedColumns: what the producer loads of a masked visit's keys, for all consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from flashgen.plan.arguments import KernelTensor
+from flashgen.symbolic.hoisting import Assignment
+from flashgen.symbols import Load
+
+#: Gluon's types in shared memory of elements that may be handed over. Elements of 16 bits are
+#: compared as such where a mask reads them, so they stay where they are.
+TYPES: Mapping[str, str] = MappingProxyType(
+    {"int32": "int32", "bool": "int8", "float32": "float32"}
+)
+
+_BYTES = {"int32": 4, "int8": 1, "float32": 4}
+
+
+@dataclass(frozen=True)
+class HandedColumn:
+    """An element of each key of a tile.
+
+    Attributes:
+        name: the variable that holds it.
+        dtype: Gluon's type of it in shared memory.
+    """
+
+    name: str
+    dtype: str
+
+    @property
+    def tiles(self) -> str:
+        """The name of its buffers, one for each stage of keys."""
+        return f"{self.name}_tiles"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a key's element."""
+        return _BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class HandedColumns:
+    """The lines that only a mask's conditions read, by who computes them.
+
+    Attributes:
+        columns: what is handed over.
+        lines: what the producer computes for it.
+        others: what consumers compute themselves.
+    """
+
+    columns: tuple[HandedColumn, ...]
+    lines: tuple[Assignment, ...]
+    others: tuple[Assignment, ...]
+
+
+def handed_columns(
+    masked: Iterable[Assignment],
+    read: Iterable[str],
+    known: Collection[str],
+    tensors: Iterable[KernelTensor],
+) -> HandedColumns:
+    """The elements of tensors among these lines are handed over, if the producer knows their place.
+
+    Args:
+        masked: lines that compute something of the keys of a tile, in order.
+        read: the variables that consumers read.
+        known: those that the producer has.
+        tensors: the tensors of the kernel.
+    """
+    types = {tensor.name: TYPES.get(tensor.dtype) for tensor in tensors}
+    known, computed = set(known), []
+    for line in masked:
+        if line.code.names <= known:
+            known.add(line.name)
+            computed.append(line)
+    read, of_producer = set(read), set()
+    columns: list[HandedColumn] = []
+    others: list[Assignment] = []
+    for line in reversed([*masked]):
+        expr = line.code.expr
+        dtype = types.get(str(expr.args[0])) if isinstance(expr, Load) else None
+        if line.name not in read:
+            continue
+        if dtype is not None and line in computed:
+            columns.insert(0, HandedColumn(line.name, dtype))
+            of_producer.add(line.name)
+        else:
+            others.insert(0, line)
+            read |= line.code.names
+    return HandedColumns(tuple(columns), _needed(computed, of_producer), tuple(others))
+
+
+def _needed(lines: Iterable[Assignment], names: Iterable[str]) -> tuple[Assignment, ...]:
+    """The lines that these variables depend on, with their own."""
+    needed, found = set(names), []
+    for line in reversed([*lines]):
+        if line.name in needed:
+            needed |= line.code.names
+            found.insert(0, line)
+    return tuple(found)
