@@ -72,7 +72,8 @@ def handed_columns(
         tensors: the tensors of the kernel.
     """
     types = {tensor.name: TYPES.get(tensor.dtype) for tensor in tensors}
-    known, computed = set(known), []
+    known = set(known)
+    computed: list[Assignment] = []
     for line in masked:
         if line.code.names <= known:
             known.add(line.name)
@@ -96,7 +97,8 @@ def handed_columns(
 
 def _needed(lines: Iterable[Assignment], names: Iterable[str]) -> tuple[Assignment, ...]:
     """The lines that these variables depend on, with their own."""
-    needed, found = set(names), []
+    needed = set(names)
+    found: list[Assignment] = []
     for line in reversed([*lines]):
         if line.name in needed:
             needed |= line.code.names
