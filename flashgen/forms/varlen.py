@@ -20,6 +20,7 @@ from flashgen.constants import Constant
 from flashgen.forms.base import Form, Held
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.base import Kernel, Needs, ViewOf
+from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.kernels.registry import kernels_of, module_order
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
@@ -262,7 +263,13 @@ class Varlen(Form):
         gluon = packed_gluon(plan, held)
         if not gluon:
             return Needs()
-        return Needs(counter=True, clears=True, l2=any(kernel.gradients for kernel in gluon))
+        forward = any(not kernel.gradients for kernel in gluon)
+        return Needs(
+            counter=True,
+            clears=True,
+            l2=any(kernel.gradients for kernel in gluon),
+            reinterprets=forward and HopperNames(plan, of_sequences=True).handed_by_eights,
+        )
 
     def names(self, plan: KernelPlan, held: Held) -> Mapping[str, Any]:
         """Arguments as they are packed, and the backward pass."""

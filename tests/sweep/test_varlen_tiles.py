@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def test_a_broken_sequence_is_nan_and_changes_no_other() -> None:
 #: Faults of the kernels that decide and list tiles, and of one that visits them.
 EDITS = {
     "rows of two sequences in one place": ("// TILE + batch + q_first", "// TILE + q_first"),
-    "a tile listed twice": ("seen & (full ^ masked)", "seen & (full | masked)"),
+    "a tile listed twice": ("seen & (full ^ kind)", "seen & (full | kind)"),
     "a tile missed": ("tl.cdiv(listed_len, LISTED)", "listed_len // LISTED"),
     "the first sequence's list": ("listed.to(tl.int64) * tiles_width", "0"),
     "another sequence's bits": ("tl.load(slots_ptr + 2) // TILE + batch", "batch"),
@@ -137,14 +138,67 @@ def test_each_sequence_is_right_by_the_gluon_kernels(name: str) -> None:
     hold_hopper_varlen_backward(module, spec, packing, module.BACKWARD_HOPPER)
 
 
+#: Elements of keys alone, which the producer of the Gluon forward kernel hands over: of a sequence
+#: and of all, all columns at once, eight of them, and each once a warp.
+HANDED = (("islands", 128), ("islands", 64), ("heat", 128), ("heat", 64), ("flags", 64))
+IN_NO_ORDER = (1, 333, 0, 0, 65, 64, 7, 129)
+
+
+@pytest.mark.parametrize(("name", "head_dim"), HANDED)
+def test_elements_that_are_handed_over(name: str, head_dim: int) -> None:
+    spec, module = _of_gluon(name, head_dim)
+    packing = _packing(name, IN_NO_ORDER)
+    hold_hopper_varlen(module, spec, packing, first_on_hopper(spec).as_dict())
+
+
+@pytest.mark.parametrize("head_dim", [128, 64])
+def test_tiles_that_are_computed_again(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key's scores are so far above all others that weights overflow."""
+    spec, module = _of_gluon("islands", head_dim)
+    tell, told = module._set_overflow, []
+
+    def told_too(number: Any, *others: Any) -> None:
+        told.append(int(number))
+        tell(number, *others)
+
+    monkeypatch.setattr(module, "_set_overflow", told_too)
+    packing = _packing("islands", (33, 710, 130))
+    call = packed(spec, packing, torch.bfloat16)
+    call.qkv[1][33 + 237] = 300.0
+    call.alone[1][0][1][:, :, 237] = 300.0
+    given = (*call.qkv, *call.lengths.values(), head_dim**-0.5, *call.params.values())
+    out, lse = module._launch_hopper_varlen(*given, first_on_hopper(spec).as_dict())
+    hold_outputs(spec, packing, call, out, lse, gluon=True)
+    assert any(told)
+
+
 #: Faults of the Gluon kernels and their launchers: before, after, of which mask, of gradients.
 EDITS_OF_GLUON = {
     "another sequence's keys": ("call.img[0] + kv_start", "call.img[0] + 0 * kv_start", "islands"),
+    "another sequence's elements": (
+        " " * 8 + "img = (call.img[0] + kv_start", " " * 8 + "img = (call.img[0] + 0 * kv_start",
+        "islands",
+    ),
+    "elements of another stage": (
+        "_elements(col_img_tiles.index(stage), scores)",
+        "_elements(col_img_tiles.index(1 - stage), scores)", "islands",
+    ),
+    "elements of another stage, as bits": (
+        "_shared_elements(col_flag_tiles.index(stage), scores)",
+        "_shared_elements(col_flag_tiles.index(stage ^ 1), scores)", "flags",
+    ),
+    "elements behind a sequence": (
+        "img = (call.img[0] + kv_start.to(gl.int64) * call.img[4], batch + 1, kv_len,",
+        "img = (call.img[0] + kv_start.to(gl.int64) * call.img[4], batch + 1, 64,", "islands",
+    ),
+    "keys before their elements": (
+        "mbarrier.init(kv_full.index(i), count=2)", "mbarrier.init(kv_full.index(i), count=1)",
+        "islands",
+    ),
+    "the visit before": ("tiles_ptr + 2 + visit", "tiles_ptr + 1 + visit", "islands"),
     "the first tile's list": ("listed = tile_m", "listed = tile_m * 0", "islands"),
     "the first head's list": ("tile_m * num_q_heads + head", "tile_m * num_q_heads", "gate"),
-    "too many without a mask": (
-        "num_full = gl.load(listed_ptr + 1)", "num_full = gl.load(listed_ptr)", "islands"
-    ),
+    "too many without a mask": ("* BLOCK_N, entry % 2 != 0", "* BLOCK_N, entry < 2", "islands"),
     "the list of counts": ("slots[1:]", "slots[:-1]", "islands"),
 }  # fmt: skip
 EDITS_OF_GLUON_GRADIENTS = {

@@ -10,7 +10,7 @@ from flashgen.config import FORMS
 from flashgen.constants import Constant
 from flashgen.errors import FlashgenError
 from flashgen.forms.registry import why_no_form
-from flashgen.forms.varlen import packed_tensor, view_of
+from flashgen.forms.varlen import Varlen, dense_kernels, packed_tensor, view_of
 from flashgen.functions import log
 from flashgen.loader import Variant
 from flashgen.masks import causal, document
@@ -22,6 +22,8 @@ from flashgen.reference import visibility
 from flashgen.scores import alibi
 from flashgen.spec import AttentionSpec
 from flashgen.tracing.expr import kv_len
+from support.data_masks import data_mask
+from support.variants import any_hopper
 
 DENSE = AttentionSpec(head_dim=64, mask=causal())
 
@@ -51,6 +53,19 @@ def test_the_command_line_refuses_an_unknown_form():
         as_asked([], (), ("paged",))
     message = "--form=paged: unknown form; write one of dense, varlen, cache, mesh"
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(("head_dim", "eights"), [(64, True), (128, False)])
+def test_packed_sequences_of_narrow_heads_take_memory_as_another_shape(
+    head_dim: int, eights: bool
+) -> None:
+    """They read eight columns of what is handed over at a time; the dense kernel reads all."""
+    spec = AttentionSpec(head_dim, mask=data_mask("islands"), forms=("dense", "varlen"))
+    plan = lower(spec, "islands")
+    held = any_hopper(plan)
+    assert Varlen().needs(plan, held).reinterprets == eights
+    [kernel] = [x for x in dense_kernels(plan, held) if x.key == "hopper"]
+    assert not kernel.needs(plan).reinterprets
 
 
 def test_the_mesh_form_moves_mask_and_score_once() -> None:

@@ -71,9 +71,14 @@ class MaskedSteps:
         columns of a tile there is no room for three consumers. Blocks of tables are loaded one by
         one instead.
         """
+        return self.loads_keys and self._may_gather
+
+    @property
+    def _may_gather(self) -> bool:
+        """Whether nothing but the mask reads the keys of a masked tile, pair by pair."""
         code = self.plan.code
         others = code.columns or code.elements or code.promise or code.tables
-        return self.loads_keys and not others and not self.mask_code.bitmasks
+        return not others and not self.mask_code.bitmasks
 
     @property
     def pairs_of_wide(self) -> bool:
@@ -85,7 +90,12 @@ class MaskedSteps:
         codes = (*self.plan.code.conditions, *codes_of(self.plan.code.masked))
         loads = (load for code in codes for load in code.expr.atoms(Load))
         of_keys = all(varies_over(load) != Axes.ELEMENT for load in loads)
-        return self.gathers_bits and of_keys and sum(self.plan.v_segments) > NARROW
+        return self.gathers_bits and of_keys and self._is_wide
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether two consumers alone have tiles of 128 keys."""
+        return sum(self.plan.v_segments) > NARROW
 
     @cached_property
     def gathered_rows(self) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ class HopperNames(MaskedSteps):
 
         Consumers then wait for no load of their own before they know a visit.
         """
-        return self.plan.classifies and not (self.of_sequences or self.shape.overlapped_tiles)
+        return self.plan.classifies and not (self.of_cache or self.shape.overlapped_tiles)
 
     @cached_property
     def handed(self) -> HandedColumns:
@@ -148,8 +148,14 @@ class HopperNames(MaskedSteps):
             return HandedColumns((), (), code.masked)
         tables = (read for table in code.tables for read in table.codes)
         read = read_by((*code.conditions, *codes_of(self.mask_code.own), *tables))
-        known = ("batch", "head", "kv_idx", *self.call)
+        known = ("batch", "head", "kv_idx", *self.of_sequence, *self.call)
         return handed_columns(code.masked, read, known, self.plan.kernel_arguments.tensors)
+
+    @property
+    def views_handed(self) -> tuple[str, ...]:
+        """The parts of tensors that the producer reads for that, as one sequence sees them."""
+        read = read_by(codes_of(self.handed.lines))
+        return tuple(name for name in self.views if name in read)
 
     @property
     def loads_keys(self) -> bool:
@@ -157,6 +163,15 @@ class HopperNames(MaskedSteps):
         codes = (*self.plan.code.conditions, *codes_of(self.handed.others))
         loads = (load for code in codes for load in code.expr.atoms(Load))
         return self.plan.mask_loads_keys and any(KV_IDX in load.free_symbols for load in loads)
+
+    @property
+    def gathers_bits(self) -> bool:
+        """The same; of narrow heads of packed sequences what is handed over is read so, too.
+
+        Three consumers compare 128 columns: all at once they would spill 200 bytes more.
+        """
+        handed = bool(self.handed.columns) and self._may_gather
+        return super().gathers_bits or (handed and self.of_sequences and not self._is_wide)
 
     @property
     def handed_by_eights(self) -> bool:
