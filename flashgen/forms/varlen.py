@@ -20,7 +20,6 @@ from flashgen.constants import Constant
 from flashgen.forms.base import Form, Held
 from flashgen.kernels.backward_hopper.plan import HopperBackward
 from flashgen.kernels.base import Kernel, Needs, ViewOf
-from flashgen.kernels.forward_hopper.plan import HopperNames
 from flashgen.kernels.registry import kernels_of, module_order
 from flashgen.params import Tensor
 from flashgen.plan import KernelPlan
@@ -263,13 +262,10 @@ class Varlen(Form):
         gluon = packed_gluon(plan, held)
         if not gluon:
             return Needs()
-        forward = any(not kernel.gradients for kernel in gluon)
-        return Needs(
-            counter=True,
-            clears=True,
-            l2=any(kernel.gradients for kernel in gluon),
-            reinterprets=forward and HopperNames(plan, of_sequences=True).handed_by_eights,
-        )
+        needs = Needs(counter=True, clears=True, l2=any(kernel.gradients for kernel in gluon))
+        for kernel in gluon:
+            needs |= kernel.packed_needs(plan)
+        return needs
 
     def names(self, plan: KernelPlan, held: Held) -> Mapping[str, Any]:
         """Arguments as they are packed, and the backward pass."""

@@ -167,6 +167,10 @@ class Kernel(ABC):
         """
         raise NotImplementedError(self.why_not_packed(plan))
 
+    def packed_needs(self, plan: KernelPlan) -> Needs:
+        """What these functions need that the dense ones may do without."""
+        return Needs()
+
 
 class ForwardKernel(Kernel):
     """A kernel that computes the output and its log-sum-exp.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from triton.compiler import ASTSource
 
@@ -9,10 +11,13 @@ from compile.usage import AS_PTXAS_12_8_DOES
 from flashgen import AttentionSpec, Mask, Tensor, bigbird, block_sparse, causal, document
 from flashgen.budget.targets import DEFAULT_TARGETS, get_target
 from flashgen.config import KernelConfig
+from flashgen.kernels.forward_hopper.space import hopper_space, rank_hopper
 from flashgen.kernels.forward_triton.shared_memory import sram_usage
 from flashgen.plan import TRITON_DTYPES, KernelPlan, lower
 from flashgen.plan.classified import ClassifiedTiles
+from support.compiling.hopper import compile_hopper
 from support.compiling.portable import compile_kernel
+from support.compiling.predicted import predicted_usage
 from support.compiling.report import report_of
 from support.data_masks import data_mask
 from support.variants import rendered_module
@@ -138,3 +143,34 @@ def test_rows_of_a_table_are_loaded_several_elements_at_a_time(name: str) -> Non
         source, warps = _deciding(name, "_classify_tiles", aligned=aligned)
         loads = report_of(source, "sm_90", {"num_warps": warps}).opcodes["LDG"]
         assert loads == (elements // at_once if aligned else elements) + alone
+
+
+_IDS, _FLAG = Tensor("ids", ("batch", "kv_len"), "int32"), Tensor("flag", ("kv_len",), "bool")
+_OF_ID = Tensor("of_id", ("q_len", None), "bool")
+
+
+def _two_of_each_key(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    near = _FLAG[q] | _FLAG[kv] | (abs(q - kv) <= 40)
+    return near & ((kv <= q) | (_IDS[b, q] == _IDS[b, kv]))
+
+
+#: Masks that read elements of keys, and head dimensions.
+ELEMENTS = {
+    "two_of_each_key": (Mask(_two_of_each_key, "two"), 64),
+    "at_a_place_that_is_handed_over": (
+        Mask(lambda b, h, q, kv: _OF_ID[q, _IDS[b, kv]] & (kv <= q + 70), "of_ids"),
+        128,
+    ),
+}
+
+
+@AS_PTXAS_12_8_DOES
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_elements_of_keys_have_registers(name: str) -> None:
+    """Those of all columns at once would spill some 1,600 bytes, and 112 of queries and keys."""
+    mask, head_dim = ELEMENTS[name]
+    plan = lower(AttentionSpec(head_dim, "bfloat16", mask=mask), name)
+    config = rank_hopper(plan, hopper_space(plan).candidates)[0]
+    compiled = compile_hopper(plan, config)
+    assert compiled.spilled <= 96
+    assert compiled.shared == predicted_usage(plan, config).total

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from flashgen import AttentionSpec
+from flashgen import AttentionSpec, Tensor
 from flashgen.config import KernelConfig
-from support.cases import inputs
+from support.cases import Case, inputs
 from support.data_masks import data_case, data_mask
 from support.gluon import interpreted
 from support.slip import with_slip
@@ -28,19 +29,36 @@ CONFIGS = {
 
 #: Lists that have the last keys, in a part that is whole and in one that is not; single keys; and
 #: elements of keys that the producer hands over.
-CALLS = (("chosen", 320), ("chosen", 330), ("flags", 330), ("islands", 330))
+CALLS = (("chosen", 320), ("chosen", 330), ("flags", 330), ("islands", 330), ("both", 330))
+
+
+_IMG, _FLAG = Tensor("img", ("batch", "kv_len"), "int32"), Tensor("flag", ("kv_len",), "bool")
+
+
+def _both(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    """Two elements of each key, which are read eight columns at a time."""
+    near = _FLAG[q] | _FLAG[kv] | (abs(q - kv) <= 200)
+    return near & ((kv <= q) | (_IMG[b, q] == _IMG[b, kv]))
 
 
 @functools.cache
 def _spec(name: str, way: str) -> AttentionSpec:
-    return AttentionSpec(int(way[1:].partition("_")[0]), mask=data_mask(name))
+    mask = _both if name == "both" else data_mask(name)
+    return AttentionSpec(int(way[1:].partition("_")[0]), mask=mask)
+
+
+def _case(name: str, length: int) -> Case:
+    if name != "both":
+        return data_case(name, length)
+    flags, islands = (data_case(x, length) for x in ("flags", "islands"))
+    return replace(flags, params={"flag": flags.params["flag"], "img": islands.params["img"]})
 
 
 def _check(
     way: str, name: str, length: int, edit: Callable[[str], str], *, steep: bool = False
 ) -> None:
     """With `steep` one key's scores are so far above all others that tiles are computed again."""
-    spec, case = _spec(name, way), data_case(name, length)
+    spec, case = _spec(name, way), _case(name, length)
     q, k, v = inputs(case, spec, torch.bfloat16)
     if steep:
         k[:, :, length // 3] = 300.0
@@ -128,6 +146,26 @@ def test_a_slip_does_not_survive(name: str) -> None:
 def test_a_slip_of_elements_does_not_survive(name: str) -> None:
     with pytest.raises(AssertionError):
         _check("d128", "islands", 330, with_slip(*SLIPS_OF_ELEMENTS[name]))
+
+
+#: Of several elements of each key.
+SLIPS_OF_EIGHT = {
+    "the_first_eight_again": ("eights.index(eighth)", "eights.index(0)"),
+    "eight_of_another_stage": (
+        "_eight_elements(col_img_tiles.index(stage), bit, scores)",
+        "_eight_elements(col_img_tiles.index(1 - stage), bit, scores)",
+    ),
+    "elements_of_the_other_table": (
+        "col_img = _eight_elements(col_img_tiles",
+        "col_img = _eight_elements(col_flag_tiles",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS_OF_EIGHT)
+def test_a_slip_of_eight_elements_does_not_survive(name: str) -> None:
+    with pytest.raises(AssertionError):
+        _check("d64", "both", 330, with_slip(*SLIPS_OF_EIGHT[name]))
 
 
 def test_a_tile_is_not_taken_while_another_is_computed_again() -> None:

@@ -47,9 +47,9 @@ class HandedColumns:
     """The lines that only a mask's conditions read, by who computes them.
 
     Attributes:
-        columns: what is handed over.
+        columns: what is handed over; nothing where a kernel has no lists.
         lines: what the producer computes for it.
-        others: what consumers compute themselves.
+        others: what consumers compute themselves; without `columns`, all of these lines.
     """
 
     columns: tuple[HandedColumn, ...]
@@ -72,27 +72,27 @@ def handed_columns(
         tensors: the tensors of the kernel.
     """
     types = {tensor.name: TYPES.get(tensor.dtype) for tensor in tensors}
-    known = set(known)
+    of_producer = set(known)
     computed: list[Assignment] = []
     for line in masked:
-        if line.code.names <= known:
-            known.add(line.name)
+        if line.code.names <= of_producer:
+            of_producer.add(line.name)
             computed.append(line)
-    read, of_producer = set(read), set()
+    of_consumers = set(read)
     columns: list[HandedColumn] = []
     others: list[Assignment] = []
     for line in reversed([*masked]):
+        if line.name not in of_consumers:
+            continue
         expr = line.code.expr
         dtype = types.get(str(expr.args[0])) if isinstance(expr, Load) else None
-        if line.name not in read:
-            continue
         if dtype is not None and line in computed:
             columns.insert(0, HandedColumn(line.name, dtype))
-            of_producer.add(line.name)
         else:
             others.insert(0, line)
-            read |= line.code.names
-    return HandedColumns(tuple(columns), _needed(computed, of_producer), tuple(others))
+            of_consumers |= line.code.names
+    lines = _needed(computed, (column.name for column in columns))
+    return HandedColumns(tuple(columns), lines, tuple(others))
 
 
 def _needed(lines: Iterable[Assignment], names: Iterable[str]) -> tuple[Assignment, ...]:

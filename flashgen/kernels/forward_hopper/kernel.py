@@ -155,6 +155,11 @@ class ForwardHopper(ForwardKernel):
         fill = render("forward_hopper/without_keys.py.jinja")
         return f"{fill}\n\n{render_hopper(plan, of_sequences=True, view_of=view_of)}"
 
+    def packed_needs(self, plan: KernelPlan) -> Needs:
+        """Memory as another shape, where these alone read elements eight at a time."""
+        names = HopperNames(plan, of_sequences=True)
+        return Needs(reinterprets=names.handed_by_eights)
+
     def cached_source(self, plan: KernelPlan) -> str:
         """The functions of the kernel for sequences whose keys are in a cache."""
         return render_hopper(plan, of_cache=True)

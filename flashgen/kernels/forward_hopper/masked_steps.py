@@ -64,6 +64,11 @@ class MaskedSteps:
         return self.plan.mask_loads_keys
 
     @property
+    def splits_handed(self) -> bool:
+        """Whether elements of keys that were handed over are read eight columns at a time."""
+        return False
+
+    @property
     def gathers_bits(self) -> bool:
         """Whether a masked tile loads eight columns at a time, and collects bits of them.
 
@@ -71,14 +76,10 @@ class MaskedSteps:
         columns of a tile there is no room for three consumers. Blocks of tables are loaded one by
         one instead.
         """
-        return self.loads_keys and self._may_gather
-
-    @property
-    def _may_gather(self) -> bool:
-        """Whether nothing but the mask reads the keys of a masked tile, pair by pair."""
         code = self.plan.code
         others = code.columns or code.elements or code.promise or code.tables
-        return not others and not self.mask_code.bitmasks
+        reads = self.loads_keys or self.splits_handed
+        return reads and not others and not self.mask_code.bitmasks
 
     @property
     def pairs_of_wide(self) -> bool:
@@ -87,15 +88,16 @@ class MaskedSteps:
         Heads above 64 columns have such tiles with two consumers alone, whose registers hold the
         addresses. Elements of a query and a key together have too many.
         """
-        codes = (*self.plan.code.conditions, *codes_of(self.plan.code.masked))
+        code = self.plan.code
+        axes = {line.name: Axes.ROW for line in code.rows}
+        axes |= {line.name: Axes.COLUMN for line in code.masked}
+        codes = (*code.conditions, *codes_of(code.masked))
         loads = (load for code in codes for load in code.expr.atoms(Load))
-        of_keys = all(varies_over(load) != Axes.ELEMENT for load in loads)
-        return self.gathers_bits and of_keys and self._is_wide
-
-    @property
-    def _is_wide(self) -> bool:
-        """Whether two consumers alone have tiles of 128 keys."""
-        return sum(self.plan.v_segments) > NARROW
+        places = (
+            (load, {x: axes[x.name] for x in load.free_symbols if x.name in axes}) for load in loads
+        )
+        of_keys = all(varies_over(load, known) != Axes.ELEMENT for load, known in places)
+        return self.gathers_bits and of_keys and sum(self.plan.v_segments) > NARROW
 
     @cached_property
     def gathered_rows(self) -> tuple[str, ...]:

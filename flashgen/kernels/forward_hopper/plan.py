@@ -11,6 +11,7 @@ import sympy
 from flashgen.kernels.forward_hopper.handed import HandedColumns, handed_columns
 from flashgen.kernels.forward_hopper.masked_steps import MaskedSteps
 from flashgen.kernels.forward_hopper.shape import (
+    NARROW,
     HopperShape,
     hopper_shape,
     segment_table,
@@ -159,19 +160,26 @@ class HopperNames(MaskedSteps):
 
     @property
     def loads_keys(self) -> bool:
-        """The same, besides what is handed over."""
+        """The same, besides what is handed over.
+
+        What is loaded at a place that was handed over, as `table[ids[b, kv]]`, is loaded by key.
+        """
         codes = (*self.plan.code.conditions, *codes_of(self.handed.others))
         loads = (load for code in codes for load in code.expr.atoms(Load))
-        return self.plan.mask_loads_keys and any(KV_IDX in load.free_symbols for load in loads)
+        keys = {KV_IDX.name, *(line.name for line in self.plan.code.masked)}
+        at_keys = (keys & {symbol.name for symbol in load.free_symbols} for load in loads)
+        return self.plan.mask_loads_keys and any(at_keys)
 
     @property
-    def gathers_bits(self) -> bool:
-        """The same; of narrow heads of packed sequences what is handed over is read so, too.
+    def splits_handed(self) -> bool:
+        """Several of each key; and of packed sequences, where three consumers compare 128 columns.
 
-        Three consumers compare 128 columns: all at once they would spill 200 bytes more.
+        All columns of one take a register for each four, of which there are no more: at once they
+        would spill 200 bytes, of two 1,600.
         """
-        handed = bool(self.handed.columns) and self._may_gather
-        return super().gathers_bits or (handed and self.of_sequences and not self._is_wide)
+        columns = len(self.handed.columns)
+        narrow = sum(self.plan.v_segments) <= NARROW
+        return columns > 1 or (columns == 1 and self.of_sequences and narrow)
 
     @property
     def handed_by_eights(self) -> bool:

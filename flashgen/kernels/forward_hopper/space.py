@@ -157,7 +157,7 @@ def _share_masked(account: Traffic) -> float:
 def _clocks_of_elements(plan: KernelPlan, config: KernelConfig) -> int:
     """What a masked step takes for elements of keys, loaded eight at a time or handed over."""
     names = HopperNames(plan)
-    if names.handed.columns and not names.gathers_bits:
+    if names.handed.columns and not names.loads_keys:
         return HANDED_CLOCKS
     at_once = names.pairs_of_wide and config.BLOCK_N == 128
     return GATHER_CLOCKS * config.BLOCK_N // 8 if names.gathers_bits and not at_once else 0
