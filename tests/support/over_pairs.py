@@ -25,7 +25,7 @@ def pasted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 def dense(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """A mask that hides a whole tile of 64 x 64."""
+    """A mask that hides whole tiles of 64 x 64, of some queries not the first that they visit."""
     return DENSE[q_idx, kv_idx]
 
 
@@ -57,7 +57,7 @@ def arguments(module: ModuleType, spec: AttentionSpec, call: PairCall) -> dict[s
         found["gate"] = torch.randint(0, 3, (call.batch, call.kv_len), generator=generator).int()
     if "dense" in names:
         found["dense"] = torch.ones(call.q_len, call.kv_len, dtype=torch.bool)
-        found["dense"][:64, 64:128] = False
+        found["dense"][:64, 64:128] = found["dense"][64:128, 128:] = False
     if "document_ids" in names:
         ids = (torch.arange(call.kv_len) // 9).int().repeat(call.batch, 1)
         found["document_ids"] = ids.masked_fill(padding(call), -1)

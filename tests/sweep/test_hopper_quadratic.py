@@ -42,7 +42,7 @@ BOTH = {
     ),
     "quarter": (
         AttentionSpec(64, mask=dense, normaliser=linear(relu())),
-        PairCall(128, 128, batch=1, q_heads=1, kv_heads=1),
+        PairCall(128, 192, batch=1, q_heads=1, kv_heads=1),
     ),
     "hidden": (
         AttentionSpec(64, mask=document(), normaliser=linear(elu_plus_one())),

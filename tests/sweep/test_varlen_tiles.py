@@ -98,7 +98,7 @@ def test_a_broken_sequence_is_nan_and_changes_no_other() -> None:
 #: Faults of the kernels that decide and list tiles, and of one that visits them.
 EDITS = {
     "rows of two sequences in one place": ("// TILE + batch + q_first", "// TILE + q_first"),
-    "a tile listed twice": ("seen & (full ^ kind)", "seen & (full | kind)"),
+    "a tile listed twice": ("seen & (full ^ masked)", "seen & (full | masked)"),
     "a tile missed": ("tl.cdiv(listed_len, LISTED)", "listed_len // LISTED"),
     "the first sequence's list": ("listed.to(tl.int64) * tiles_width", "0"),
     "another sequence's bits": ("tl.load(slots_ptr + 2) // TILE + batch", "batch"),
