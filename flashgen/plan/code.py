@@ -17,7 +17,7 @@ from flashgen.plan.promise import UNORDERED, KeptPromise, Promise
 from flashgen.scores import Score
 from flashgen.spec import AttentionSpec
 from flashgen.symbolic.by_distance import with_distances
-from flashgen.symbolic.hoisting import Assignment, Hoisted, hoist
+from flashgen.symbolic.hoisting import Assignment, Hoisted, hoist, needed_for
 from flashgen.symbolic.nodes import Spread
 from flashgen.symbolic.printer import plain_source, triton_code
 from flashgen.symbolic.printer.code import Code, gathered_by, read_by
@@ -210,7 +210,7 @@ def code_with(
         conditions=hoisted.results[len(of_score) : first],
         bitmasks=hoisted.bitmasks[len(of_score) : first],
         own_bits=hoisted.own_bits,
-        own_lines=_read_by_own(hoisted),
+        own_lines=needed_for(hoisted.columns, read_by(codes_of(hoisted.own_bits))),
         loads_elements=any(
             varies_over(load) == Axes.ELEMENT for c in conditions for load in c.atoms(Load)
         ),
@@ -223,17 +223,6 @@ def code_with(
         promise=printed,
     )
     return code, hoisted.results[first:]
-
-
-def _read_by_own(hoisted: Hoisted) -> tuple[Assignment, ...]:
-    """The columns' values that conditions of each column alone read, directly or not."""
-    read = set(read_by(codes_of(hoisted.own_bits)))
-    lines: list[Assignment] = []
-    for line in reversed(hoisted.columns):
-        if line.name in read:
-            read |= set(read_by((line.code,)))
-            lines.insert(0, line)
-    return tuple(lines)
 
 
 def _of_distances(terms: Mapping[Any, Any], beside: Hoisted, nonnegative: list[str]) -> Hoisted:

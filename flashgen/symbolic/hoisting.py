@@ -61,6 +61,17 @@ class Hoisted:
     own_bits: tuple[Assignment, ...]
 
 
+def needed_for(lines: Iterable[Assignment], names: Iterable[str]) -> tuple[Assignment, ...]:
+    """Those of these lines, in their order, on which variables of these names depend."""
+    read = set(names)
+    found: list[Assignment] = []
+    for line in reversed([*lines]):
+        if line.name in read:
+            read |= line.code.names
+            found.insert(0, line)
+    return tuple(found)
+
+
 def hoist(
     exprs: Sequence[Any],
     names: Mapping[str, str] | None = None,

@@ -106,12 +106,18 @@ def test_layers_with_the_same_tiles_share_lists(name: str, monkeypatch: pytest.M
         assert layers.launched(lambda: layers.forward(tiles)) == 0
 
 
-def test_both_passes_find_lists_where_layers_are_computed_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def _with_lists(monkeypatch: pytest.MonkeyPatch) -> tuple[Layers, Any]:
+    """Layers, and tiles whose lists they have made."""
     layers = Layers("islands", monkeypatch)
     tiles = layers.tiles()
     layers.both_passes(tiles)
+    return layers, tiles
+
+
+def test_both_passes_find_lists_where_layers_are_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers, tiles = _with_lists(monkeypatch)
 
     def gradients() -> None:
         for reentrant in (False, True):
@@ -124,9 +130,7 @@ def test_both_passes_find_lists_where_layers_are_computed_again(
 def test_a_copy_that_is_saved_for_gradients_has_lists_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layers = Layers("islands", monkeypatch)
-    tiles = layers.tiles()
-    layers.both_passes(tiles)
+    layers, tiles = _with_lists(monkeypatch)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
         assert layers.both_passes(tiles) == (0, 1)
     assert layers.both_passes(tiles) == (0, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from flashgen.plan.arguments import KernelTensor
-from flashgen.symbolic.hoisting import Assignment
+from flashgen.symbolic.hoisting import Assignment, needed_for
 from flashgen.symbols import Load
 
 #: Gluon's types in shared memory of elements that may be handed over. Elements of 16 bits are
@@ -91,16 +91,5 @@ def handed_columns(
         else:
             others.insert(0, line)
             of_consumers |= line.code.names
-    lines = _needed(computed, (column.name for column in columns))
+    lines = needed_for(computed, (column.name for column in columns))
     return HandedColumns(tuple(columns), lines, tuple(others))
-
-
-def _needed(lines: Iterable[Assignment], names: Iterable[str]) -> tuple[Assignment, ...]:
-    """The lines that these variables depend on, with their own."""
-    needed = set(names)
-    found: list[Assignment] = []
-    for line in reversed([*lines]):
-        if line.name in needed:
-            needed |= line.code.names
-            found.insert(0, line)
-    return tuple(found)
